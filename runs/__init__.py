@@ -1,5 +1,6 @@
 """The harness: cells, plans, replay and the store. It turns a composed configuration into rows.
 
-Rooms: `errors` (what a user reads), `cells` (identity and plan), `schema` (columns of a row), `journal` (one attempt's lines), `store` (the artifact), `provenance`
-(where rows came from), `prereg` (registered claims). None of these imports torch, so that stored rows can be listed, counted and judged on any laptop.
+Rooms: `errors` (what a user reads), `cells` (identity and plan), `schema` (columns of a row), `store` (the artifact),
+`attempt`, `journal`, `files` (how it loses nothing), `provenance` (where rows come from), `registry` and `prereg`
+(what is registered). None of these imports torch: stored rows are listed, counted and judged on any laptop.
 """

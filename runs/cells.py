@@ -1,4 +1,4 @@
-"""What a cell, a unit and a plan are: identity comes from content, never from a clock, a job number or a user's name."""
+"""What a cell, a unit and a plan are: identity comes from content, never from a clock, a job or a user's name."""
 
 import hashlib
 import json
@@ -14,17 +14,33 @@ import pyarrow.compute as pc
 from runs.errors import UserError
 
 ID_LENGTH = 24  # 96 bits: among 10^6 cells a collision has probability 10^-17
-PLAN_COLUMNS = ("cell", "unit", "example", "document", "model", "task")
-HEADER_KEYS = frozenset(("grid", "kind", "profile", "design", "request", "registered", "population", "population_notes", "model", "documents"))
+PLAN_COLUMNS = frozenset(["cell", "unit", "example", "document", "model", "task"])
+HEADER_KEYS = frozenset(
+    [
+        "grid",
+        "kind",
+        "profile",
+        "design",
+        "request",
+        "registered",
+        "population",
+        "population_notes",
+        "model",
+        "documents",
+    ]
+)
 
 
 def canonical(value: Any) -> str:
-    """Write JSON in the one form that is hashed: sorted keys, no spaces, floats by repr, ASCII; NaN, infinity and keys that are not strings are refused."""
+    """Write JSON in the one form that is hashed: sorted keys, no spaces, floats by repr, ASCII.
+
+    NaN, infinity and keys that are not strings are refused (UserError): they have no, or no unique, form.
+    """
     _refuse_odd_keys(value)
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        raise UserError(f"NaN or infinity in the fields of a cell; expected finite numbers; in {value!r}") from None
+        raise UserError(f"NaN or infinity where an id is made; expected finite numbers; in {value!r}") from None
 
 
 def _refuse_odd_keys(value: Any) -> None:
@@ -32,7 +48,7 @@ def _refuse_odd_keys(value: Any) -> None:
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise UserError(f"the key {key!r} is not a string; expected strings only; in {value!r}")
+                raise UserError(f"the key {key!r} is not text; expected names only; in {value!r}")
             _refuse_odd_keys(item)
     elif isinstance(value, list | tuple):
         for item in value:
@@ -45,26 +61,29 @@ def content_id(value: Any) -> str:
 
 
 def cell_id(fields: Mapping[str, Any]) -> str:
-    """Identify a cell by everything that can change its result and by nothing else (workers, host and log level stay out)."""
+    """Identify a cell by everything that can change its result and by nothing else (no workers, host, log level)."""
     return content_id(dict(fields))
 
 
 def unit_id(design: str, cells: Sequence[str]) -> str:
-    """Identify a unit by its design digest and its cell ids in plan order; a file of that name can only hold exactly those cells."""
+    """Identify a unit by its design digest and its cell ids in plan order: a file of that name holds exactly those."""
     return content_id([design, list(cells)])
 
 
 def id_prefix(text: str) -> str:
-    """Return a cell or unit id, or the beginning of one, in lower case; anything but 4 to 24 hex digits is a UserError."""
+    """Return an id, or the beginning of one, in lower case; anything but 4 to 24 hex digits is a UserError."""
     if not re.fullmatch(rf"[0-9a-f]{{4,{ID_LENGTH}}}", text.lower()):
         raise UserError(f"{text!r} is no cell id; expected 4 to {ID_LENGTH} hex digits, the id or its beginning")
     return text.lower()
 
 
-def in_units(cells: Sequence[Mapping[str, Any]], design: str, size: int, by: Sequence[str] = ("model", "task")) -> pa.Table:
-    """Put cells into units of `size` examples that agree in `by`, and return the plan's table (input order, column `unit` added).
+def in_units(
+    cells: Sequence[Mapping[str, Any]], design: str, size: int, by: Sequence[str] = ("model", "task")
+) -> pa.Table:
+    """Cut cells into units of `size` examples that agree in `by`; returns the plan's table, with the column `unit`.
 
-    An example (one context, one prefill) is never divided between units. `cells` are mappings with the plan's columns and the axes of the grid.
+    cells: mappings with the other PLAN_COLUMNS and the axes of the grid; their order stays. An example (one context,
+    one prefill) is never divided between units.
     """
     place: dict[tuple, dict[str, int]] = {}
     members: dict[tuple, list[str]] = {}
@@ -76,30 +95,33 @@ def in_units(cells: Sequence[Mapping[str, Any]], design: str, size: int, by: Seq
         members.setdefault(key, []).append(cell["cell"])
         keys.append(key)
     units = {key: unit_id(design, ids) for key, ids in members.items()}
-    return pa.Table.from_pylist([{"cell": cell["cell"], "unit": units[key], **cell} for cell, key in zip(cells, keys, strict=True)])
+    rows = [{"cell": cell["cell"], "unit": units[key], **cell} for cell, key in zip(cells, keys, strict=True)]
+    return pa.Table.from_pylist(rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All cells of a grid under a profile and a request, stored before the first one runs; it says what is missing without Hydra, data or torch.
+    """All cells of a grid under a profile and a request: what is missing is known without Hydra, data or torch.
 
-    header: JSON with the keys HEADER_KEYS; cells: one row a cell, PLAN_COLUMNS and the axes of the grid. UserError where either is malformed.
+    header: JSON with at least HEADER_KEYS, `design` being the grid's digest; cells: one row a cell, PLAN_COLUMNS and
+    the axes of the grid. UserError where either is malformed or a cell stands twice.
     """
 
     header: dict[str, Any]
     cells: pa.Table
 
     def __post_init__(self) -> None:
-        if missing := HEADER_KEYS - self.header.keys():
-            raise UserError(f"the plan's header lacks {', '.join(sorted(missing))}")
+        if absent := HEADER_KEYS - self.header.keys() or PLAN_COLUMNS - set(self.cells.column_names):
+            raise UserError(
+                f"the plan lacks {', '.join(sorted(absent))}; expected the keys and columns of runs/cells.py"
+            )
         canonical(self.header)
-        if missing := set(PLAN_COLUMNS) - set(self.cells.column_names):
-            raise UserError(f"the plan's cells lack the columns {', '.join(sorted(missing))}")
         for name in ("cell", "unit"):
-            if not pc.all(pc.match_substring_regex(self.cells[name], f"^[0-9a-f]{{{ID_LENGTH}}}$"), min_count=0).as_py():
+            good = pc.match_substring_regex(self.cells[name], f"^[0-9a-f]{{{ID_LENGTH}}}$")
+            if self.cells[name].null_count or not pc.all(good, min_count=0).as_py():
                 raise UserError(f"the plan's column {name} holds something else than ids of {ID_LENGTH} hex digits")
         if pc.count_distinct(self.cells["cell"]).as_py() != self.cells.num_rows:
-            raise UserError("the plan names a cell twice; the fields of two cells hash to one id")
+            raise UserError("the plan has a cell twice; expected fields that tell any two cells apart")
 
     @property
     def design(self) -> str:
@@ -120,5 +142,5 @@ class Plan:
 
     @staticmethod
     def key(grid: str, profile: str, request: Mapping[str, Any]) -> str:
-        """Name the plan's file: a hash, because profile and request are typed by users and must become no path."""
+        """Name the plan's file by a hash: profile and request are typed by users and must become no path."""
         return content_id({"grid": grid, "profile": profile, "request": dict(request)})
