@@ -1,0 +1,106 @@
+## kvcert: error certificates for KV-cache eviction, and the pre-registered study of them
+##
+##   make claim-N        N = 1..7: plan, run the missing cells, judge, print the verdict
+##   make extension-N    N = 1..6: likewise
+##   make judge-N        judge only, from stored rows; also judge-extension-N
+##   make claims         every claim and extension: what it asks and where it stands
+##   make status         cells done, missing, failed and time left, per claim
+##   make plan           what a run would cost
+##   make explain        where one row comes from: make explain CELL=id
+##   make gc             remove rows of designs that are no longer registered
+##   make readme         write README's verdict table from analysis/published
+##   make verify         check prereg/ against its LOCK
+##   make freeze         write a new LOCK, while no registered rows exist
+##   make setup          .venv and everything in it; every other command does it when needed
+##   make test           the whole test suite
+##   make check          lint, format, types, import floors
+##   make help           this page
+##
+## Settings, as in `make claim-1 PROFILE=smoke`; the same names work in the environment:
+##   PROFILE=smoke|laptop|desktop|paper   MODEL=file.gguf, folder or hub-id@revision   DATA=folder with LongBench .jsonl
+##   STORE=folder for the rows   WORKERS=processes   CTX=tokens   ARGS="hydra overrides"
+##   for the first setup: PYTHON=path of a Python 3.11   TORCH_INDEX=package index with another torch build
+##
+## Through make every failure exits with 2; `.venv/bin/python -m scripts.claim claim-1` tells 1 (some cells failed)
+## from 2 (bad input).
+
+.DEFAULT_GOAL := help
+# One target after another, whatever -j says: claims share rows, and WORKERS= is the parallelism.
+.NOTPARALLEL:
+
+# What a user types is never expanded by make nor read by a shell: recipes do not mention it, Python reads the environment.
+SETTINGS := PROFILE MODEL DATA STORE WORKERS CTX ARGS CELL TORCH_INDEX PYTHON
+$(foreach name,$(SETTINGS),$(if $(filter-out undefined,$(origin $(name))),\
+    $(eval override $(name) := $$(value $(name)))$(eval export $(name))))
+typed := $(strip $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
+$(if $(typed),$(error $(firstword $(typed)): no such setting; there are $(SETTINGS)))
+
+CLAIMS := $(foreach n,1 2 3 4 5 6 7,claim-$n)
+EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
+JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
+JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
+COMMANDS := claims status plan explain gc readme verify freeze
+.PHONY: help setup test check $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
+
+# Refused here, before anything runs; $(error) shows the name without a shell seeing it.
+unknown := $(firstword $(filter-out $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
+    $(filter claim-% extension-% judge-%,$(MAKECMDGOALS))))
+$(if $(unknown),$(error $(unknown): no such claim; there are claim-1 to claim-7 and extension-1 to extension-6))
+
+PY := .venv/bin/python
+# One thread a process: two were 4 to 16 times slower on a busy two-core machine.
+export OMP_NUM_THREADS := 1
+export TOKENIZERS_PARALLELISM := false
+export PYTHONHASHSEED := 0
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile
+
+$(CLAIMS) $(EXTENSIONS): .venv/ready
+	@$(PY) -m scripts.claim $@
+
+$(JUDGE_CLAIMS): judge-%: .venv/ready
+	@$(PY) -m scripts.judge claim-$*
+
+$(JUDGE_EXTENSIONS): judge-%: .venv/ready
+	@$(PY) -m scripts.judge $*
+
+$(COMMANDS): .venv/ready
+	@$(PY) -m scripts.$@
+
+test: .venv/ready
+	@$(PY) -m pytest -q
+
+check: .venv/ready
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+setup: .venv/ready
+	@echo "setup: .venv is ready"
+
+# The stamp comes last, so a setup that was interrupted goes on when make is called again.
+.venv/ready: requirements.lock
+	@log=.venv/setup.log; \
+	fail() { printf 'error: %s\n' "$$1" >&2; exit 2; }; \
+	version() { "$$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none; }; \
+	logged() { "$$@" >>$$log 2>&1 || { tail -n 15 $$log >&2; fail "setup stopped; all of its output is in $$log; make setup goes on from here"; }; }; \
+	if [ -n "$${PYTHON:-}" ]; then python=$$PYTHON; \
+	    [ "$$(version "$$python")" = 3.11 ] || fail "PYTHON=$$python: not a Python 3.11 (its version: $$(version "$$python")); the tested set is for 3.11"; \
+	else for python in python3.11 python3 python none; do [ "$$(version $$python)" != 3.11 ] || break; done; \
+	    [ $$python != none ] || fail "no Python 3.11 found; install it, or name one: make setup PYTHON=/path/to/python3.11"; \
+	fi; \
+	if [ "$$(version .venv/bin/python)" != 3.11 ] || ! .venv/bin/python -c 'import pip' 2>/dev/null; then \
+	    echo "setup 1/3: .venv, with $$python"; \
+	    if "$$python" -c 'import ensurepip' 2>/dev/null; then said=$$("$$python" -m venv --clear .venv 2>&1); \
+	    else said=$$("$$python" -m venv --clear --without-pip .venv 2>&1 && "$$python" -m pip --python .venv/bin/python install pip 2>&1); \
+	    fi || fail "$$python cannot make a virtual environment with pip (on Debian and Ubuntu: apt-get install python3.11-venv): $$said"; \
+	fi; \
+	torch=$$(sed -n 's/^torch==//p' requirements.lock); \
+	echo "setup 2/3: torch $$torch (large; $$log shows what happens)"; \
+	logged $(PY) -m pip install --progress-bar off $${TORCH_INDEX:+--index-url "$$TORCH_INDEX"} "torch==$$torch"; \
+	echo "setup 3/3: the $$(grep -c == requirements.lock) packages of requirements.lock"; \
+	logged $(PY) -m pip install --progress-bar off --no-deps -r requirements.lock; \
+	touch $@
