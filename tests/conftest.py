@@ -29,7 +29,7 @@ hypothesis.settings.load_profile("kvcert")
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
-    """Global generators start equal in every test, whichever ran before (our own code takes its seed as an argument)."""
+    """Global generators start equal in every test, whichever ran before (our code takes its seeds as arguments)."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002  the global one is what a library would draw from
 
