@@ -1,4 +1,4 @@
-"""The Makefile: what a user types is never executed, unknown names are refused, setup resumes and says what is wrong."""
+"""The Makefile: what a user types is never executed, unknown names are refused, setup resumes and names its fault."""
 
 import json
 import os
@@ -44,15 +44,9 @@ def write_script(path: Path, text: str) -> Path:
 
 
 def make(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["make", *arguments],
-        cwd=folder,
-        env=os.environ | (env or {}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = os.environ | (env or {})
+    command = ["make", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture
@@ -96,18 +90,12 @@ def test_settings_reach_python_as_typed_and_nothing_runs(checkout: Path, value: 
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_names_are_refused_without_running(checkout: Path, value: str) -> None:
-    for arguments in (
-        [f"claim-{value}"],
-        [f"judge-{value}"],
-        ["claim-1", f"MODLE={value}"],
-        ["setup", f"PYTHON={value}"],
-    ):
-        (checkout / ".venv/ready").unlink(missing_ok=True)  # setup has to look at PYTHON
-        if arguments[0] != "setup":
-            (checkout / ".venv/ready").touch()
-        done = make(checkout, *arguments)
-        assert done.returncode == 2, done
+    for arguments in ([f"claim-{value}"], [f"judge-{value}"], ["claim-1", f"MODLE={value}"]):
+        assert make(checkout, *arguments).returncode == 2
         assert not (checkout / "pwned").exists()
+    (checkout / ".venv/ready").unlink()  # now setup has to look at PYTHON
+    assert make(checkout, "setup", f"PYTHON={value}").returncode == 2
+    assert not (checkout / "pwned").exists()
 
 
 def test_unset_settings_stay_unset(checkout: Path) -> None:
@@ -126,6 +114,13 @@ def test_every_worker_gets_one_thread_and_a_fixed_hash_seed(checkout: Path) -> N
     assert wanted.items() <= report["env"].items()
 
 
+def test_targets_run_one_after_another_whatever_j_says(checkout: Path) -> None:
+    write_script(checkout / ".venv/bin/python", '#!/bin/sh\necho "start $3"; sleep 0.2; echo "end $3"\n')
+    done = make(checkout, "-j4", "claim-1", "judge-1", "claim-2")
+    steps = [line.split()[0] for line in done.stdout.splitlines()]
+    assert steps == ["start", "end"] * 3
+
+
 # ---------------------------------------------------------------- targets
 
 
@@ -134,7 +129,8 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
     expected |= {f"extension-{n}": ["scripts.claim", f"extension-{n}"] for n in range(1, 7)}
     expected |= {f"judge-{n}": ["scripts.judge", f"claim-{n}"] for n in range(1, 8)}
     expected |= {f"judge-extension-{n}": ["scripts.judge", f"extension-{n}"] for n in range(1, 7)}
-    expected |= {name: [f"scripts.{name}"] for name in "claims status plan explain gc readme verify freeze".split()}
+    plain = ("claims", "status", "plan", "explain", "gc", "readme", "verify", "freeze")
+    expected |= {name: [f"scripts.{name}"] for name in plain}
     expected |= {"test": ["pytest", "-q"]}
     got = {target: reports(make(checkout, target))[0]["argv"] for target in expected}
     assert got == {target: ["-m", *argv] for target, argv in expected.items()}
@@ -185,7 +181,8 @@ def test_a_failing_script_fails_make_with_2(checkout: Path) -> None:
 
 # ---------------------------------------------------------------- setup
 
-# Stands for a Python 3.11: `-m venv` makes a .venv holding itself, pip calls are recorded, and fail while `broken` exists.
+# Stands for a Python 3.11: `-m venv` makes a .venv with itself inside; pip calls are recorded, and fail while
+# `broken` exists.
 FAKE_PYTHON = """#!/bin/sh
 case "$*" in
   *sys.version_info*) echo {version} ;;
