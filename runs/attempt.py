@@ -1,5 +1,6 @@
 """One process's work on one unit: take over what was finished, record what is missing, publish."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,8 @@ class Attempt:
 
     def __init__(self, store: "Store", plan: Plan, unit: str, number: int, provenance: Mapping[str, Any]) -> None:
         self.plan, self.unit, self.number = plan, unit, number
-        self._store, self._run, self._schema = store, dict(provenance), row_schema(plan.header["kind"])
+        self._store, self._schema = store, row_schema(plan.header["kind"])
+        self._run = json.loads(json.dumps(provenance))  # as a later process will read it
         self._journal: Path | None = None
         self._records: dict[str, Record] = {}
         self._planned: dict[str, dict[str, dict[str, Any]]] = {}  # example -> cell -> what the plan says of it
@@ -101,7 +103,7 @@ class Attempt:
             "unit": self.unit,
             "number": self.number,
             "design": self.plan.design,
-            "plan": {key: header[key] for key in ("grid", "kind", "profile", "request", "registered", "model")},
+            "plan": header,
             "runs": runs,
             "run_of": {record["example"]: runs.index(record["run"]) for record in records},
             "wall_s": {record["example"]: record["wall_s"] for record in records},

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,10 @@ PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "gguf", "llm-s
 PACKAGES += ["numpy", "pyarrow", "hydra-core"]
 
 
-def collect(
-    device: str, threads: int, config: Mapping[str, Any], digests: Mapping[str, str], root: Path = ROOT
-) -> dict[str, Any]:
-    """Describe one process that computes rows.
+def collect(config: Mapping[str, Any], device: str, threads: int, root: Path = ROOT) -> dict[str, Any]:
+    """Describe one process that computes rows: its code, packages, machine and configuration, all of it JSON.
 
-    device: its name, in words; threads: of torch; config: the composed run; digests: of data, templates, weights by
-    name. Everything is JSON. Package versions are read without importing a package.
+    config: the composed run; device: its name, in words; threads: of torch. Versions are read without importing.
     """
     return {
         "git": git_state(root),
@@ -32,7 +30,6 @@ def collect(
         "threads": threads,
         "cpus": os.cpu_count(),
         "config": dict(config),
-        "digests": dict(digests),
     }
 
 
@@ -47,6 +44,7 @@ def versions(names: list[str]) -> dict[str, str | None]:
     return found
 
 
+@cache  # what a process imported at its start is what it computes with
 def git_state(root: Path) -> dict[str, Any]:
     """Return the revision and dirtiness of the checkout at root; revision null, with the reason, where there is none.
 
