@@ -41,7 +41,7 @@ def plan(documents=6, steps=3, size=2, design=DESIGN, **over):
 
 
 def made_up(cell):
-    """The row of a cell: floats from its hash, so that a row in the wrong place is seen, with every null that may be."""
+    """The row of a cell, numbers from its hash, so that one in the wrong place is seen; with every null that may be."""
     bits = hashlib.sha256(cell["cell"].encode()).digest()
     row = {}
     for k, field in enumerate(REPLAY.arrow):
