@@ -3,7 +3,7 @@
 The stages of the method are functions, in this order:
 
     size   -> prob     design.inclusion_probs      known inclusion probabilities, certainty tokens included
-    prob   -> keep     draw.poisson_keep           one coin per token, addressed by (seed, document, layer, head, position)
+    prob   -> keep     draw.poisson_keep           one coin per token, addressed by seed, document, layer, head, place
     keep   -> out      attention.retained_attention   softmax with the offset log(1/prob): the Hajek estimator
     weight -> var_hat  certificate.poisson_variance   the survey variance, from the retained tokens alone
     var_hat-> radius   certificate.radius             the certificate of one step and head

@@ -54,7 +54,9 @@ def head_budgets(
     top = score.flatten(-2).topk(kv_heads * tokens, dim=-1).indices // n
     count = torch.zeros(score.shape[:-1], dtype=torch.float64, device=score.device)
     count.scatter_add_(-1, top, torch.ones_like(top, dtype=torch.float64))
-    wanted = low + (tokens - low) * (0.8 * count / tokens + 0.2)  # at most low + (tokens - low) * (0.8 n / tokens + 0.2) <= n
+    wanted = low + (tokens - low) * (
+        0.8 * count / tokens + 0.2
+    )  # at most low + (tokens - low) * (0.8 n / tokens + 0.2) <= n
     return _whole(wanted)
 
 

@@ -60,8 +60,8 @@ def retained_attention(
     w = softmax(scale * q . k_i + log(1/prob_i)), o_hat = sum_i w_i v_i, which is
     [sum a_i v_i / prob_i] / [sum a_i / prob_i] over retained tokens, a_i = exp(l_i).
 
-    k, v [.., kv_heads, n, d] and log_weight [.., kv_heads, n] of the retained tokens, log_weight = log(1/prob), -inf for
-    padding (its k and v must be finite). Returns out [.., heads, d] and weight [.., heads, n], float32 or better.
+    k, v [.., kv_heads, n, d], log_weight [.., kv_heads, n] of the retained tokens: log(1/prob), -inf at padding (whose
+    k and v must be finite). Returns out [.., heads, d] and weight [.., heads, n], float32 or better.
     Raises CertError where a head has no retained token at all. Source: METHOD section 3.
     """
     offset = at_least_float32(log_weight)

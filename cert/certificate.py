@@ -99,7 +99,7 @@ def anticipated_variance(
     return ((1 - prob) / prob * share.square() * (v - mean).square().sum(-1)).sum(-1)
 
 
-def radius(
+def radius(  # noqa: PLR0913 - the four rules need different sums, all keyword-only
     var_hat: Float[Tensor, "*heads"],
     max_term: Float[Tensor, "*heads"],
     delta: float = DELTA,

@@ -82,9 +82,7 @@ def mixed_size(
     return torch.where(total > 0, (1 - floor) * inside / total.clamp(min=1e-300) + floor * even, even)
 
 
-def capped_proportional(
-    size: Float[Tensor, "*heads n"], total: Float[Tensor, "*heads"]
-) -> Float[Tensor, "*heads n"]:
+def capped_proportional(size: Float[Tensor, "*heads n"], total: Float[Tensor, "*heads"]) -> Float[Tensor, "*heads n"]:
     """Probabilities min(1, tau * size_i) whose sum is `total`, head by head; 0 where the size is 0.
 
     The largest k sizes are set to 1, k the first count at which (total - k) * size_(k+1) < the sum of the

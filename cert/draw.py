@@ -15,8 +15,8 @@ def uniforms(
 ) -> Float[Tensor, "n_heads n_tokens"]:
     """One uniform per KV head and logical position, the same on any device, in any order and for any later length.
 
-    u = (2k + 1) / 2^24, k the top 23 bits of the Philox word at counter `position`, key = SHA-256 of
-    (seed, document, layer, head): float32, never 0 or 1, so P(u <= prob) = prob within 6e-8, whatever the model's dtype.
+    u = (2k + 1) / 2^24, k the top 23 bits of the position's Philox word, key = SHA-256 of (seed, document, layer,
+    head): float32, never 0 or 1, so P(u <= prob) = prob within 6e-8, whatever the model's dtype.
 
     Returns [n_heads, n_tokens] float32; the columns of a shorter call are a prefix of a longer one's.
     Raises CertError for a negative size or a document that is neither an int nor a str.

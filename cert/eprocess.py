@@ -216,8 +216,8 @@ def _first_optimum(var: NDArray[np.float64], b: NDArray[np.float64], delta: floa
 
 def _bennett(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """(e^x - 1 - x) / x^2 for x >= 0, 1/2 at 0."""
-    far = np.maximum(x, 1e-3)
-    return np.where(x < 1e-3, 0.5 + x / 6 + x * x / 24, (np.expm1(far) - far) / far**2)  # the difference cancels near 0
+    far = np.maximum(x, 1e-5)  # below, the difference cancels and two terms of the series are exact to 1e-11
+    return np.where(x < 1e-5, 0.5 + x / 6, (np.expm1(far) - far) / far**2)
 
 
 def _check_level(name: str, value: float) -> None:

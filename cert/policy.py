@@ -79,7 +79,7 @@ class Policy:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(changes) - known):
             raise CertError(f"policy field {unknown[0]!r}: expected one of {', '.join(sorted(known))}")
-        return cls(**{**PRESETS[name], **changes})
+        return cls(**{**PRESETS[name], **changes})  # type: ignore[arg-type] # checked field by field on construction
 
     def with_budget(self, budget: float) -> "Policy":
         """The same composition at another budget, a fraction."""
@@ -90,17 +90,23 @@ class Policy:
         """Why this composition carries no certificate, or None if it does."""
         if self.design == "poisson" and self.compensation == "hajek":
             return None
-        return f"design {self.design} with compensation {self.compensation}: no inclusion probabilities to estimate from"
+        return (
+            f"design {self.design} with compensation {self.compensation}: no inclusion probabilities to estimate from"
+        )
 
     def tokens(self, n: int) -> tuple[int, bool]:
         """Tokens per head of a cache of n, and whether the budget had to be raised (METHOD section 2)."""
         if self.design == "none":
             return n, False
-        budget = self.budget if self.budget is not None else min(1.0, self.budget_tokens / n)
+        budget = self.budget or min(1.0, (self.budget_tokens or n) / n)  # exactly one of them is given
         return designs.budget_tokens(budget, n, min(n, self.sinks + self.recent))
 
     def plan(
-        self, scores: Float[Tensor, "*lead kv_heads n"], u: Float[Tensor, "*#lead kv_heads n"], layer: int = 0, n_layers: int = 1
+        self,
+        scores: Float[Tensor, "*lead kv_heads n"],
+        u: Float[Tensor, "*#lead kv_heads n"],
+        layer: int = 0,
+        n_layers: int = 1,
     ) -> tuple[Float[Tensor, "*lead kv_heads n"], Bool[Tensor, "*lead kv_heads n"]]:
         """Inclusion probabilities and retained set of one layer: (prob, keep), both [.., kv_heads, n].
 

@@ -66,6 +66,6 @@ def boundary_margin(
     """
     score = at_least_float32(score)
     last_kept = score.masked_fill(~keep | protected, torch.inf).amin(-1)
-    first_evicted = score.masked_fill(keep | protected, -torch.inf).amax(-1)
+    first_evicted = score.masked_fill(keep, -torch.inf).amax(-1)
     margin = last_kept - first_evicted
     return torch.where(margin.isfinite(), margin, torch.nan)

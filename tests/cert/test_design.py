@@ -152,7 +152,7 @@ TURNS, TRIALS = 30, 4000
 
 
 def stream(trials: int, adaptive: bool, rule: str, turn_tokens: int = 16) -> tuple[Tensor, Tensor]:
-    """Independent histories side by side: [trials, tokens] retained, and the stored probability, after 30 turns at 10 %.
+    """Independent histories side by side: [trials, tokens] retained, and stored probability, after 30 turns at 10 %.
 
     rule "permanent" is ours; "reused" multiplies conditional probabilities but tosses the same coins again, "fresh"
     does so with new coins at every event.

@@ -1,0 +1,181 @@
+"""Loading a model and its tokenizer: float32, safetensors only, no remote code; GGUF converted once into a cache."""
+
+import copy
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from runs.data import Tokenizer
+from runs.errors import UserError
+from runs.sources import TINY, Source, cache_folder, file_sha256
+
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as tokens, for the tiny model: real text without a vocabulary file."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:  # noqa: ARG002 - it has no special tokens
+        """Token ids 0..255, one a byte."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:  # noqa: ARG002 - likewise
+        """Text of the bytes; broken characters at a cut become U+FFFD."""
+        return bytes(ids).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the plan needs to know of a model before its weights are loaded."""
+
+    layers: tuple[int, ...]  # the layers with full attention, which are the ones compressed
+    heads: int
+    kv_heads: int
+    positions: int
+
+
+def shape(source: Source) -> Shape:
+    """Layers, heads and positions of a model, from its config alone.
+
+    Raises UserError for an architecture that is not a causal language model, and for one without full attention.
+    """
+    config = _config(source).get_text_config(decoder=True)
+    count, kinds = config.num_hidden_layers, getattr(config, "layer_types", None)
+    layers = tuple(i for i in range(count) if kinds is None or kinds[i] == "full_attention")
+    if not layers or (kinds is None and getattr(config, "sliding_window", None)):
+        raise UserError(f"model {source.name}: no layer with full attention, so nothing to compress")
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return Shape(layers, config.num_attention_heads, kv_heads, config.max_position_embeddings)
+
+
+def load_tokenizer(source: Source) -> Tokenizer:
+    """The model's tokenizer. Raises UserError where the source has none."""
+    if source.kind == "tiny":
+        return ByteTokenizer()
+    path, revision = _location(source)
+    with _explained(source, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+        return cast(Tokenizer, tokenizer)
+
+
+def load_model(source: Source, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model in eval mode on the CPU, or on the GPU where there is one. Raises UserError, naming the file."""
+    if source.kind == "tiny":
+        return _tiny().eval()
+    path, revision = _location(source)
+    with _explained(source, "weights"):
+        model = AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class _explained:
+    """Turns what a library raises for a user's file into our one line, the cause kept for debuggers."""
+
+    def __init__(self, source: Source, what: str) -> None:
+        self.source, self.what = source, what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, UserError) or not isinstance(
+            error, (OSError, ValueError, KeyError, RuntimeError, ImportError)
+        ):
+            return
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(
+            f"model {self.source.path or self.source.name}: cannot load its {self.what}: {first[:200]}"
+        ) from error
+
+
+def _tiny() -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(TINY["seed"])
+        return AutoModelForCausalLM.from_config(_config(Source("tiny", "", "", "")), dtype=torch.float32)
+
+
+def _config(source: Source) -> PreTrainedConfig:
+    if source.kind == "tiny":
+        fields = {k: v for k, v in TINY.items() if k != "seed"}
+        return AutoConfig.for_model("llama", **fields)
+    path, revision = _location(source)
+    with _explained(source, "config"):
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        if type(config) not in AutoModelForCausalLM._model_mapping:  # the public class has no public lookup
+            raise UserError(f"model {source.name}: {config.model_type} is not a causal language model")
+    return config
+
+
+def _location(source: Source) -> tuple[str, str | None]:
+    if source.kind == "hub":
+        name, revision = source.path.split("@")
+        return name, revision
+    return (str(_converted(source)) if source.kind == "gguf" else source.path), None
+
+
+def _converted(source: Source) -> Path:
+    """The safetensors folder of a GGUF file: converted once, published by rename, its weights verified by hash."""
+    folder = cache_folder() / "models" / source.digest[:32]
+    if not (folder / "kvcert.json").is_file():
+        _convert(source, folder)
+    return folder
+
+
+def verify_converted(source: Source) -> None:
+    """Raise UserError where a converted model's weights are not the bytes that were written."""
+    if source.kind != "gguf":
+        return
+    folder = _converted(source)
+    record = json.loads((folder / "kvcert.json").read_text())
+    for name, digest in record["files"].items():
+        if not (folder / name).is_file() or file_sha256(folder / name) != digest:
+            raise UserError(
+                f"converted model {folder / name}: damaged (SHA-256 differs); delete {folder} and run again"
+            )
+
+
+def _convert(source: Source, folder: Path) -> None:
+    print(f"converting {source.name} to safetensors, once, into {folder} (about 20 s) ...", flush=True)
+    gguf = Path(source.path)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    except OSError as error:
+        raise UserError(
+            f"cache folder {folder.parent}: {error.strerror}; set KVCERT_CACHE to a writable folder"
+        ) from error
+    try:
+        with _explained(source, "weights"):
+            packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+            config = copy.deepcopy(packed.config)
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config  # the weights are dense float32 now
+            dense = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            dense.load_state_dict(packed.state_dict())  # strict: names a weight that stayed packed
+            dense.generation_config = packed.generation_config
+            dense.save_pretrained(temporary)
+            AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(temporary)
+        files = {p.name: file_sha256(p) for p in sorted(temporary.iterdir())}
+        (temporary / "kvcert.json").write_text(json.dumps({"source": source.digest, "files": files}, indent=1))
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not (folder / "kvcert.json").is_file():  # else another process was first, with the same content
+                raise
+    except OSError as error:
+        raise UserError(
+            f"cache folder {folder}: {error.strerror or error}; set KVCERT_CACHE to another folder"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

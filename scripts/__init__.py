@@ -1,0 +1,1 @@
+"""Entry points: each module is one command, `python -m scripts.<name>`; make calls them."""

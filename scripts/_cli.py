@@ -1,0 +1,80 @@
+"""What every command shares: settings from the environment, one line for a user's mistake, exit codes."""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cert.errors import CertError
+from runs.errors import UserError
+from runs.registry import ROOT
+
+PROFILES = ("smoke", "laptop", "desktop", "paper")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The user's variables, as typed; an empty one is unset."""
+
+    profile: str
+    model: str | None
+    data: str | None
+    store: Path
+    workers: int
+    ctx: int | None
+    args: tuple[str, ...]
+
+    @property
+    def request(self) -> dict[str, str | int | None]:
+        """What makes this population another than the registered one; it names the plan."""
+        return {"model": self.model, "data": self.data, "ctx": self.ctx, "args": shlex.join(self.args) or None}
+
+
+def settings() -> Settings:
+    """Settings from PROFILE, MODEL, DATA, STORE, WORKERS, CTX, ARGS. Raises UserError for a value that does not fit."""
+    profile = _variable("PROFILE") or "laptop"
+    if profile not in PROFILES:
+        raise UserError(f"PROFILE={profile}: expected one of {', '.join(PROFILES)}")
+    try:
+        args = tuple(shlex.split(_variable("ARGS") or ""))
+    except ValueError as error:
+        raise UserError(f"ARGS={_variable('ARGS')}: {error}; expected overrides such as replay.documents=4") from None
+    return Settings(
+        profile=profile,
+        model=_variable("MODEL"),
+        data=_variable("DATA"),
+        store=Path(_variable("STORE") or ROOT / "runs" / "store").expanduser(),
+        workers=_whole("WORKERS") or os.cpu_count() or 1,
+        ctx=_whole("CTX"),
+        args=args,
+    )
+
+
+def run(main: Callable[[], int]) -> int:
+    """The exit code of main; a user's mistake is one line on stderr and code 2, an interrupt 130."""
+    try:
+        return main()
+    except (UserError, CertError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is stored, the same command goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _variable(name: str) -> str | None:
+    return os.environ.get(name, "").strip() or None
+
+
+def _whole(name: str) -> int | None:
+    text = _variable(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**9):
+        raise UserError(f"{name}={text}: expected a whole number of at least 1")
+    return int(text)
