@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jaxtyping
@@ -101,6 +101,36 @@ def test_shapes_are_executed() -> None:
     attention.full_attention(q, k, v, 0.5)
     with pytest.raises(jaxtyping.TypeCheckError):
         attention.full_attention(q, k, v[:, :3], 0.5)
+
+
+def test_absent_data_is_a_skip_here_and_a_failure_in_ci(
+    need: Callable[[Path, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert need(tmp_path, "why") == tmp_path
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="nowhere is absent: why"):
+        need(tmp_path / "nowhere", "why")
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="nowhere is absent: why"):
+        need(tmp_path / "nowhere", "why")
+
+
+@pytest.mark.parametrize("broken", ["", "setup", "check", "test"])
+def test_ci_sets_up_checks_and_tests_and_stops_at_the_first_failure(tmp_path: Path, broken: str) -> None:
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    steps = ["setup", "check", "test"]
+    rules = [f"{step}:\n\t@echo {step} $$CI; read line && echo stdin; test {step} != '{broken}'\n" for step in steps]
+    (tmp_path / "Makefile").write_text("\n".join([".PHONY: setup check test", *rules]))
+    command = ["bash", str(tmp_path / ".ci/run")]
+    done = subprocess.run(command, input="typed\n", capture_output=True, text=True, check=False)
+    reached = steps[: steps.index(broken) + 1] if broken else steps
+    assert done.stdout.splitlines() == [f"{step} true" for step in reached]
+    assert (done.returncode != 0) == bool(broken)
+
+
+def test_the_pre_commit_file_is_valid() -> None:
+    command = [sys.executable, "-m", "pre_commit", "validate-config", ".pre-commit-config.yaml"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).returncode == 0
 
 
 # ---------------------------------------------------------------- dependencies
