@@ -18,6 +18,7 @@ from runs.lock import write_lock
 from runs.registry import CLAIMS, IDS, ROOT, Rule, load
 
 TODAY = "2030-01-02"
+REPLAYED = {"claim-1", "claim-2", "extension-4", "extension-6"}
 MANIFEST = "prereg/manifests/pydoc_topics.json"
 
 
@@ -74,28 +75,26 @@ def test_grids_have_the_registered_sizes(root: Path) -> None:
 
 def test_every_claim_of_the_study_is_there_with_its_thresholds(root: Path) -> None:
     claims = load(root).claims
-    shown = {
-        claim.id: ("; ".join(map(str, claim.supported_if)), "; ".join(map(str, claim.killed_if)))
-        for claim in claims.values()
-    }
+    rules = {claim.id: (claim.supported_if, claim.killed_if) for claim in claims.values()}
+    shown = {claim: " | ".join("; ".join(map(str, some)) for some in both) for claim, both in rules.items()}
     assert shown == {
-        "claim-1": ("low(coverage) >= 0.95", "high(coverage) < 0.95"),
-        "claim-2": ("low(spearman) >= 0.9", "high(spearman) < 0.9"),
-        "claim-3": ("low(difference) > -0.02", "high(difference) < -0.02"),
-        "claim-4": ("low(difference) > 0.02", "high(difference) < 0.02"),
-        "claim-5": ("low(auc_difference) > 0", "high(auc_difference) < 0"),
-        "claim-6": ("low(gain_difference) > 0.01", "high(gain_difference) < 0.01"),
-        "claim-7": ("low(auc) > 0.6; low(auc_difference) > 0", "high(auc) < 0.6; high(auc_difference) < 0"),
-        "extension-1": ("low(over_random) > 0; low(over_confidence) > 0", "high(over_random) < 0; high(over_confidence) < 0"),
-        "extension-2": ("low(over_random_gate) > 0; low(over_topk_old) > 0", "high(over_random_gate) < 0; high(over_topk_old) < 0"),
-        "extension-3": ("low(gated_minus_full) > -0.05", "high(gated_minus_full) < -0.05"),
-        "extension-4": ("low(coverage) >= 0.95", "high(coverage) < 0.95"),
-        "extension-5": ("estimate(min_auc) > 0.5; low(mean_auc) > 0.5", "high(mean_auc) < 0.5"),
-        "extension-6": (
-            "low(coverage) >= 0.95; estimate(worst_head) >= 0.85; estimate(radius_ratio) <= 1.1; estimate(spearman) >= 0.9",
-            "high(coverage) < 0.95; estimate(worst_head) < 0.7",
-        ),
-    }  # fmt: skip
+        "claim-1": "low(coverage) >= 0.95 | high(coverage) < 0.95",
+        "claim-2": "low(spearman) >= 0.9 | high(spearman) < 0.9",
+        "claim-3": "low(difference) > -0.02 | high(difference) < -0.02",
+        "claim-4": "low(difference) > 0.02 | high(difference) < 0.02",
+        "claim-5": "low(auc_difference) > 0 | high(auc_difference) < 0",
+        "claim-6": "low(gain_difference) > 0.01 | high(gain_difference) < 0.01",
+        "claim-7": "low(auc) > 0.6; low(auc_difference) > 0 | high(auc) < 0.6; high(auc_difference) < 0",
+        "extension-1": "low(over_random) > 0; low(over_confidence) > 0 | "
+        "high(over_random) < 0; high(over_confidence) < 0",
+        "extension-2": "low(over_random_gate) > 0; low(over_topk_old) > 0 | "
+        "high(over_random_gate) < 0; high(over_topk_old) < 0",
+        "extension-3": "low(gated_minus_full) > -0.05 | high(gated_minus_full) < -0.05",
+        "extension-4": "low(coverage) >= 0.95 | high(coverage) < 0.95",
+        "extension-5": "estimate(min_auc) > 0.5; low(mean_auc) > 0.5 | high(mean_auc) < 0.5",
+        "extension-6": "low(coverage) >= 0.95; estimate(worst_head) >= 0.85; estimate(radius_ratio) <= 1.1; "
+        "estimate(spearman) >= 0.9 | high(coverage) < 0.95; estimate(worst_head) < 0.7",
+    }
     assert {claim.min_clusters for claim in claims.values() if claim.id != "extension-3"} == {20}
     assert claims["extension-3"].min_clusters == 10
     assert [claim.id for claim in claims.values() if claim.min_class == 30] == ["claim-5", "claim-7", "extension-5"]
@@ -133,7 +132,7 @@ def test_the_common_prose_states_the_common_rules_and_sizes(root: Path) -> None:
     ("old", "new", "words"),
     [
         ("  claim-1:\n    title: Coverage", "  claim-1:\n    titel: Coverage", ["claim-1", "titel", "title"]),
-        ("    min_clusters: 20\n    cluster: document\n    params: {rule: empirical_bernstein, delta", "    cluster: document\n    params: {rule: empirical_bernstein, delta", ["claim-1", "min_clusters"]),
+        ("    min_clusters: 20\n", "", ["claim-1", "min_clusters", "missing"]),
         ("bound: low, op: \">=\", value: 0.95", "bound: lo, op: \">=\", value: 0.95", ["claim-1", "bound", "lo"]),
         ("bound: low, op: \">=\", value: 0.95", "bound: low, op: \"=>\", value: 0.95", ["claim-1", "op", "=>"]),
         ("bound: low, op: \">=\", value: 0.95", "bound: low, op: \">=\", value: high", ["claim-1", "value", "number"]),
@@ -236,8 +235,8 @@ def test_comments_and_layout_change_nothing(root: Path) -> None:
         (prereg.PROSE, "## claim-4: Damage", "## claim-4: Damages", {"claim-4"}, set(), set()),
         (prereg.PROSE, "# Pre-registration", "# Pre-registered", set(IDS), set(), set()),
         (CLAIMS, "resamples: 10000", "resamples: 10001", set(IDS), set(), set()),
-        ("configs/profile/paper.yaml", "steps: 3", "steps: 4", *[{"claim-1", "claim-2", "extension-4", "extension-6"}] * 2, set()),
-        (MANIFEST, "[]", "[1]", *[{"claim-1", "claim-2", "extension-4", "extension-6"}] * 2, set()),
+        ("configs/profile/paper.yaml", "steps: 3", "steps: 4", REPLAYED, REPLAYED, set()),
+        (MANIFEST, "[]", "[1]", REPLAYED, REPLAYED, set()),
         ("analysis/intervals.py", "# ", "## ", set(), set(), set(IDS)),
         ("analysis/estimands/fidelity.py", "# ", "## ", set(), set(), {"claim-2"}),
         ("configs/launcher/local.yaml", "local", "elsewhere", set(), set(), set()),
@@ -254,8 +253,13 @@ def test_what_each_file_belongs_to(
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("## claim-3: ", "## claim-33: "), ("## claim-3: ", "### claim-3: "), ("**Question.** Does the certificate rank", "## More\n")]
-)  # fmt: skip
+    ("old", "new"),
+    [
+        ("## claim-3: ", "## claim-33: "),
+        ("## claim-3: ", "### claim-3: "),
+        ("**Question.** Does the certificate rank", "## More\n"),
+    ],
+)
 def test_prose_without_a_section_for_each_claim_is_refused(root: Path, old: str, new: str) -> None:
     edit(root, prereg.PROSE, old, new)
     with pytest.raises(UserError, match="PREREG"):
@@ -407,6 +411,15 @@ def test_a_damaged_lock_is_named(frozen: Path, text: str) -> None:
     (frozen / prereg.LOCK).write_text(text)
     with pytest.raises(UserError, match="LOCK"):
         prereg.accept(frozen, "claim-1")
+
+
+def test_a_digest_altered_in_the_lock_is_named(frozen: Path) -> None:
+    digest = prereg.read_lock(frozen).claims["claim-5"].design
+    edit(frozen, prereg.LOCK, digest, "0" * 64)
+    (mismatch,) = prereg.verify(frozen)
+    assert (mismatch.claim, mismatch.part) == ("claim-5", prereg.LOCK)
+    with pytest.raises(UserError, match=r"LOCK.*claim-5"):
+        prereg.accept(frozen, "claim-5")
 
 
 def test_a_lock_that_cannot_be_written_is_left_as_it_was(frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:

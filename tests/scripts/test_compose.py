@@ -1,4 +1,4 @@
-"""Every config file composes; what Hydra or the dataclasses refuse is one line that names it; nothing is left behind."""
+"""Every config file composes; what Hydra or the dataclasses refuse is one line that names it; nothing stays behind."""
 
 import json
 from dataclasses import asdict
