@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / prereg.DEVIATIONS).write_text("# Deviations\n")
     (tmp_path / MANIFEST).parent.mkdir(exist_ok=True)
     (tmp_path / MANIFEST).write_text('{"documents": []}\n')
-    for path in (*prereg.JUDGING, *re.findall(r"analysis/estimands/\w+\.py", (ROOT / CLAIMS).read_text())):
+    for path in (*prereg.JUDGING, *re.findall(r"analysis/[\w/]+\.py", (ROOT / CLAIMS).read_text())):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"# {path}\n")
     return tmp_path
@@ -144,7 +144,7 @@ def test_the_common_prose_states_the_common_rules_and_sizes(root: Path) -> None:
         ("grid: replay", "grid: reply", ["claim-1", "grid", "reply"]),
         ("cells: 12096", "cells: 12095", ["grids.replay", "laptop", "cells", "12096"]),
         ("configs/profile/smoke.yaml", "configs/profile/smok.yaml", ["smok.yaml", "grids.replay"]),
-        ("judging: [analysis/estimands/coverage.py]", "judging: [analysis/estimands/nope.py]", ["claim-1", "nope.py"]),
+        ("judging: [analysis/estimands/coverage.py", "judging: [analysis/estimands/nope.py", ["claim-1", "nope.py"]),
         ("  claim-2:\n", "  claim-0:\n", ["claim-0"]),
         ("version: 1", "version: 2", ["version"]),
         ("  level: 0.95", "  level: 0.95\n  level: 0.90", ["level", "twice"]),
@@ -238,7 +238,8 @@ def test_comments_and_layout_change_nothing(root: Path) -> None:
         ("configs/profile/paper.yaml", "steps: 3", "steps: 4", REPLAYED, REPLAYED, set()),
         (MANIFEST, "[]", "[1]", REPLAYED, REPLAYED, set()),
         ("analysis/intervals.py", "# ", "## ", set(), set(), set(IDS)),
-        ("analysis/estimands/fidelity.py", "# ", "## ", set(), set(), {"claim-2"}),
+        ("analysis/estimands/fidelity.py", "# ", "## ", set(), set(), {"claim-2", "extension-6"}),
+        ("analysis/estimands/conditional.py", "# ", "## ", set(), set(), {"extension-6"}),
         ("configs/launcher/local.yaml", "local", "elsewhere", set(), set(), set()),
     ],
 )  # fmt: skip
@@ -264,6 +265,17 @@ def test_prose_without_a_section_for_each_claim_is_refused(root: Path, old: str,
     edit(root, prereg.PROSE, old, new)
     with pytest.raises(UserError, match="PREREG"):
         all_digests(root)
+
+
+@pytest.mark.parametrize("claim_id", IDS)
+def test_judging_digests_cover_every_analysis_module_that_they_import(claim_id: str) -> None:
+    listed = {*prereg.JUDGING, *load().claims[claim_id].judging}
+    for path in listed:
+        for name in re.findall(
+            r"^ *from (analysis[\w.]*) import|^ *import (analysis[\w.]*)", (ROOT / path).read_text(), re.M
+        ):
+            module = "".join(name).replace(".", "/")
+            assert {f"{module}.py", f"{module}/__init__.py"} & listed, f"{path} imports {module}"
 
 
 # ---------------------------------------------------------------- freeze, verify, accept
