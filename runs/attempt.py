@@ -103,6 +103,7 @@ class Attempt:
             "unit": self.unit,
             "number": self.number,
             "design": self.plan.design,
+            "rows": self.plan.unit_cells(self.unit).num_rows,
             "plan": header,
             "runs": runs,
             "run_of": {record["example"]: runs.index(record["run"]) for record in records},

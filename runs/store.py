@@ -146,8 +146,8 @@ class Store:
     def provenance(self, unit: str) -> dict[str, Any]:
         """Return the metadata of a unit's latest attempt; UserError if there is none.
 
-        unit, number, design, plan (the request), runs (one provenance a process), and by example wall_s and run_of,
-        the index in runs of the process that computed it.
+        unit, number, design, rows (their number), plan (its header), runs (one provenance a process), and by example
+        wall_s and run_of, the index in runs of the process that computed it.
         """
         published = self.unit_files(unit)
         if not published:
@@ -234,7 +234,7 @@ def _first_by_plan(plan: Plan, tables: Sequence[pa.Table]) -> pa.Table:
 
 def _parquet(table: pa.Table, meta: Mapping[str, Any]) -> bytes:
     sink = pa.BufferOutputStream()
-    table = table.replace_schema_metadata({_META: json.dumps(meta, sort_keys=True, allow_nan=False)})
+    table = table.replace_schema_metadata({_META: json.dumps(meta, allow_nan=False)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue().to_pybytes()
 

@@ -73,7 +73,9 @@ def test_keys_that_json_would_turn_into_text_are_refused(key):
         cell_id({"axes": [{key: 1}]})
 
 
-@pytest.mark.parametrize("text", ["", "abc", "../../etc/passwd", "g" * 24, "a" * 25, "abcd/", "abcd\n", "$(id)", "٣٣٣٣"])
+@pytest.mark.parametrize(
+    "text", ["", "abc", "../../etc/passwd", "g" * 24, "a" * 25, "abcd/", "abcd\n", "$(id)", "٣٣٣٣"]
+)
 def test_only_hex_digits_are_an_id(text):
     with pytest.raises(UserError, match="no cell id"):
         id_prefix(text)
@@ -94,7 +96,14 @@ def test_units_hold_whole_examples_of_one_model_and_task():
 
 def test_units_do_not_mix_what_differs_in_by():
     cells = [
-        {"cell": cell_id({"m": m, "c": c, "e": e}), "example": e, "document": e, "model": m, "task": "t", "ctx_tokens": c}
+        {
+            "cell": cell_id({"m": m, "c": c, "e": e}),
+            "example": e,
+            "document": e,
+            "model": m,
+            "task": "t",
+            "ctx_tokens": c,
+        }
         for e in "ab"
         for m in "xy"
         for c in (6, 16)
