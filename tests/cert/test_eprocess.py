@@ -123,15 +123,27 @@ def test_path_by_hand():
     assert good.log_evidence == pytest.approx(log(1 + good.bet_evidence * 0.05), rel=1e-12)
 
 
+def test_weights_by_hand():
+    """X = M/q on audited units and 0 elsewhere; the pseudo-unit has the largest variance of an X of mean alpha."""
+    process = EProcess(q_min=0.25)
+    process.update(0.5, True, 0.25)
+    process.update(None, False, 0.4)
+    bet = process.path[1].bet_alarm
+    mean = (0.05 + 2.0) / 2
+    variance = (0.05 * (4 - 0.05) + (2 - 0.05) * (2 - mean)) / 2
+    assert bet == pytest.approx((mean - 0.05) / (variance + (mean - 0.05) ** 2), rel=1e-12)
+    assert process.path[1].log_alarm == pytest.approx(log(1 - bet * 0.05), rel=1e-12)
+
+
 def test_goes_on_after_the_alarm_in_log_space():
     process = run([1.0] * 3000)
     assert process.alarm_at is not None and process.alarm_at < 10
     assert len(process.path) == 3000
     assert 1000 < process.path[-1].log_alarm < np.inf  # exp of it is no float any more
-    for _ in range(3000):
-        process.update(0.0)
-    assert process.path[-1].log_alarm < process.path[2999].log_alarm
-    assert process.update(0.0)  # the alarm was reached once: it stays
+    brief = run([1.0] * 7)
+    while brief.path[-1].log_alarm >= log(20):
+        brief.update(0.0)
+    assert brief.update(0.0)  # reached once: it stays
 
 
 @pytest.mark.parametrize("q_min", [0.1, 1.0])
@@ -293,9 +305,10 @@ def test_mixture_is_a_supermartingale_exactly():
         assert scale > 0.005 or total > 1 - 1e-6  # tight for small steps: a smaller variance would not do
 
 
-def test_increment_is_the_exact_moment_and_range():
+@pytest.mark.parametrize("wide", [1, 20])  # the largest step is a retained token's, then an evicted one's
+def test_increment_is_the_exact_moment_and_range(wide):
     rng = np.random.default_rng(12)
-    before, y = rng.uniform(0.3, 1.0, 5), rng.standard_normal((5, 2))
+    before, y = rng.uniform(0.3, 1.0, 5), rng.standard_normal((5, 2)) * np.array([[1], [wide], [1], [9], [1]])
     after = before * np.array([0.5, 0.9, 0.2, 1.0, 0.7])
     variance = reach = 0.0
     for keep in itertools.product([0, 1], repeat=5):
@@ -373,3 +386,11 @@ def test_boundary_edges():
         freedman_pinelis([1.0, 1e14], [1.0, 1e9])
     with pytest.raises(CertError):
         poisson_increment([1.0], [0.5], [0.6])
+
+
+def test_small_steps_reach_the_gaussian_boundary():
+    """As b -> 0 with V fixed, psi(lambda b) / b^2 -> lambda^2 / 2: the sub-Gaussian mixture."""
+    got = freedman_pinelis([1.0], [1e-9], 0.05)[0]
+    lam = lambdas(1.0, 1e-9, 0.05)
+    want = brentq(lambda r: np.mean(np.exp(-(lam**2) / 2) * np.cosh(lam * r)) - 20, 0, 20, xtol=1e-12)
+    assert got == pytest.approx(want, rel=1e-7)
