@@ -49,7 +49,9 @@ def shape(source: Source) -> Shape:
     Raises UserError for an architecture that is not a causal language model, and for one without full attention.
     """
     config = _config(source).get_text_config(decoder=True)
-    count, kinds = config.num_hidden_layers, getattr(config, "layer_types", None)
+    count, kinds = getattr(config, "num_hidden_layers", 0), getattr(config, "layer_types", None)
+    if not getattr(config, "num_attention_heads", None):
+        raise UserError(f"model {source.name}: {config.model_type} has no attention heads, so no cache to compress")
     layers = tuple(i for i in range(count) if kinds is None or kinds[i] == "full_attention")
     if not layers or (kinds is None and getattr(config, "sliding_window", None)):
         raise UserError(f"model {source.name}: no layer with full attention, so nothing to compress")

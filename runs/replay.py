@@ -155,7 +155,7 @@ def _measure(step: _Step, arms: dict[str, Tensor], score: Tensor, config: Replay
         "entropy": retained_entropy(topk_weight),
     } | {name: x[:, None] for name, x in by_budget.items()}
     terms = {
-        "anticipated": cells["var_anticipated"],
+        "anticipated": cells["var_anticipated"].expand_as(cells["var_hat"]),
         "weight_var": weight_variance(weight, every),
         "weight_max": (weight * (every < 1)).amax(-1),
     }
