@@ -1,0 +1,1 @@
+"""Rows to verdicts, figures, tables: no torch, so any laptop judges."""

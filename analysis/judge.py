@@ -1,0 +1,224 @@
+"""Stored rows to a verdict: analysis/out/<claim>.json. No torch, no Hydra, no data: the plan in the store says it all."""
+
+import json
+import math
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import frame as frames
+from analysis.estimands import Measured
+from analysis.intervals import Interval
+from analysis.verdict import Stratum, Tally, Verdict, decide, kill_level
+from runs.cells import Plan
+from runs.errors import UserError
+from runs.prereg import accept
+from runs.registry import ROOT, Claim, Registry, Rules, load
+from runs.store import Store
+
+OUT = "analysis/out"
+ESTIMANDS = ("coverage", "fidelity", "conditional")  # analysis/estimands/<name>.py
+DIGITS = 10  # significant ones in the JSON: sums in another order differ after the 13th
+Request = Mapping[str, str | int | None]
+REGISTERED: Request = {"model": None, "data": None, "ctx": None, "args": None}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict as JSON, and the rows it rests on (None: there is no plan)."""
+
+    result: dict[str, Any]
+    frame: pd.DataFrame | None
+
+
+def judge(
+    claim_id: str,
+    profile: str = "laptop",
+    request: Request = REGISTERED,
+    store: Path | None = None,
+    root: Path = ROOT,
+    rules: Rules | None = None,
+) -> dict[str, Any]:
+    """Judge a claim and write analysis/out/<claim>.json: the result of `judged`."""
+    return judged(claim_id, profile, request, store, root, rules).result
+
+
+def judged(
+    claim_id: str,
+    profile: str = "laptop",
+    request: Request = REGISTERED,
+    store: Path | None = None,
+    root: Path = ROOT,
+    rules: Rules | None = None,
+) -> Judged:
+    """Judge a claim from the rows of the plan stored for a profile and request, and write analysis/out/<claim>.json.
+
+    store: folder of the rows, runs/store by default. rules: those of claims.yaml by default; another seed gives other
+    bounds, the same seed the same bytes. Raises UserError where prereg/ does not match its LOCK, all rows are of another
+    design, a file of the store is damaged, or the result cannot be written.
+    """
+    registry = load(root)
+    claim, accepted, rules = registry.claim(claim_id), accept(root, claim_id, registry), rules or registry.rules
+    where = Store(store or root / "runs" / "store")
+    plan = where.read_plan(claim.grid, profile, request)
+    rows = frames.load(where, plan, accepted.grids) if plan else None
+    strata, beside = _measured(claim, rules, rows)
+    tally = _tally(registry, claim, profile, plan, rows)
+    verdict = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
+    kill = kill_level(rules, strata)
+    result = _head(claim, profile, request, plan, verdict) | {
+        "design": accepted.design,
+        "judging": accepted.judging,
+        "strata": [_stratum(claim, rules, stratum, kill) for stratum in strata],
+        "missing": tally.missing,
+        "failed": tally.failed,
+        "rows": tally.planned - tally.missing,
+        "planned": tally.planned,
+        "deviations": [asdict(deviation) for deviation in accepted.deviations],
+        "beside": beside,
+        "level": rules.level,
+        "kill_level": kill,
+        "resamples": rules.resamples,
+        "seed": rules.seed,
+        "rows_digest": None if rows is None else frames.digest(rows),
+        "store": _shown(where.root, root),
+        "next": _next(registry, claim, profile, request, tally),
+    }
+    plain = _plain(result, rules.level)
+    write(plain, root / OUT)
+    return Judged(plain, rows)
+
+
+def write(result: Mapping[str, Any], folder: Path) -> Path:
+    """Write a result as <id>.json, the old file or the new one and nothing between. Raises UserError where it cannot."""
+    path = folder / f"{result['id']}.json"
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); expected a folder for verdicts") from None
+    return path
+
+
+def _measured(claim: Claim, rules: Rules, rows: pd.DataFrame | None) -> tuple[Sequence[Stratum], Mapping[str, Any]]:
+    ok = None if rows is None else rows[rows["status"] == "ok"]
+    if ok is None or ok.empty or claim.estimand not in ESTIMANDS:
+        return [], {}
+    estimand = import_module(f"analysis.estimands.{claim.estimand}")
+    found: Measured = estimand.measure(ok, claim, rules.resamples, rules.seed)
+    return found.strata, found.beside
+
+
+def _tally(registry: Registry, claim: Claim, profile: str, plan: Plan | None, rows: pd.DataFrame | None) -> Tally:
+    if plan is None or rows is None:
+        registered = _registered(registry, claim, profile)
+        return Tally(registered, registered, 0)
+    planned = plan.cells.num_rows
+    return Tally(planned, planned - len(rows), int((rows["status"] != "ok").sum()))
+
+
+def _registered(registry: Registry, claim: Claim, profile: str) -> int:
+    profiles = registry.grids[claim.grid].profiles
+    return profiles[profile].cells if profile in profiles else 0
+
+
+def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request, plan: Plan | None) -> list[str]:
+    """What forbids a verdict whatever the rows say."""
+    found, registered = [], _registered(registry, claim, profile)
+    if not registered:
+        found.append(f"grid {claim.grid} has no registered cells under profile {profile}")
+    if claim.estimand not in ESTIMANDS:
+        found.append(f"this version has no estimand {claim.estimand!r}")
+    if profile == "smoke" or (plan and not plan.header["model"].get("trained", True)):
+        found.append("a model with random weights is never evidence")
+    if request.get("args"):
+        found.append(f"ARGS={request['args']} is not the registered design")
+    elif plan and plan.cells.num_rows < registered:
+        found.append(f"the plan has {plan.cells.num_rows:,} of {registered:,} registered cells")
+    return found
+
+
+def _head(claim: Claim, profile: str, request: Request, plan: Plan | None, verdict: Verdict) -> dict[str, Any]:
+    population = plan.header["population"] if plan else None
+    return {
+        "id": claim.id,
+        "title": claim.title,
+        "question": claim.question,
+        "verdict": verdict.outcome,
+        "population": population,
+        "population_notes": plan.header["population_notes"] if plan else [],
+        "profile": profile,
+        "request": dict(request),
+        "reasons": verdict.reasons,
+        "cluster": claim.cluster,
+        "paper": claim.paper_text,
+    }
+
+
+def _stratum(claim: Claim, rules: Rules, stratum: Stratum, kill: float) -> dict[str, Any]:
+    measures = {
+        name: {"estimate": interval.value}
+        | dict(zip(("low", "high"), interval.at(rules.level), strict=True))
+        | dict(zip(("kill_low", "kill_high"), interval.at(kill), strict=True))
+        for name, interval in stratum.measures.items()
+    }
+    first = measures.get(claim.supported_if[0].measure, {})
+    paper = claim.paper.get(stratum.name, claim.paper.get(stratum.name.split(", ")[-1]))
+    return {
+        "name": stratum.name,
+        **{key: first.get(key) for key in ("estimate", "low", "high")},
+        "n": stratum.n,
+        "clusters": stratum.clusters,
+        "supported_if": " and ".join(map(str, claim.supported_if)),
+        "killed_if": " or ".join(map(str, claim.killed_if)),
+        "paper": claim.paper_text if paper is None else paper,
+        "classes": stratum.classes,
+        "measures": measures,
+    }
+
+
+def _next(registry: Registry, claim: Claim, profile: str, request: Request, tally: Tally) -> str:
+    able = [other for other in registry.claims.values() if other.estimand in ESTIMANDS]
+    settings = {"PROFILE": None if profile == "laptop" else profile} | {k.upper(): v for k, v in request.items()}
+    typed = "".join(f" {key}={shlex.quote(str(value))}" for key, value in settings.items() if value)
+    if claim not in able:
+        return f"nothing yet; what this version can run: {', '.join(f'make {other.id}' for other in able)}"
+    if tally.missing:
+        return f"make {claim.id}{typed}   runs the missing cells"
+    if profile == "smoke":
+        return f"make {claim.id}   the same on a real model"
+    same = [f"make {other.id}{typed}" for other in able if other.grid == claim.grid and other != claim]
+    return f"{', '.join(same)}   the same rows" if same else "make claims   where every claim stands"
+
+
+def _shown(path: Path, root: Path) -> str:
+    """A path inside the repository relative to it: a published verdict names no machine's folders."""
+    path, root = path.resolve(), root.resolve()
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
+def _plain(value: Any, level: float) -> Any:
+    """JSON of a result: intervals at `level`, floats to DIGITS significant digits, undefined ones null."""
+    if isinstance(value, Interval):
+        low, high = value.at(level)
+        return _plain({"estimate": value.value, "low": low, "high": high}, level)
+    if isinstance(value, Mapping):
+        return {key: _plain(item, level) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, level) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
