@@ -1,31 +1,19 @@
-"""A replay plan from the user's settings: stored before its first cell, and reused while its inputs are equal."""
+"""A replay from the user's settings: its plan stored before its first cell, what is missing run, what was done said."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import sys
 
 from runs.cells import Plan
 from runs.config import RunConfig
+from runs.digests import grid_digest
 from runs.grid import Part, header, parts
 from runs.registry import ROOT, Registry
 from runs.store import Store
 from scripts._cli import Settings
 from scripts.compose import compose
 
-if TYPE_CHECKING:
-    from runs.execute import Report
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A stored plan, and the parts it came from."""
-
-    store: Store
-    plan: Plan
-    parts: tuple[Part, ...]
-
 
 def configs(settings: Settings, registry: Registry, grid: str) -> list[RunConfig]:
-    """One configuration a model: the profile's models, or the one of MODEL=."""
+    """One configuration a model: those of the profile, or the one of MODEL= or of ARGS="model=..."."""
     base = [f"profile={settings.profile}"]
     if settings.data:
         base.append("task=longbench")
@@ -40,31 +28,50 @@ def configs(settings: Settings, registry: Registry, grid: str) -> list[RunConfig
     return [compose([*base, f"model={model}", *settings.args]) for model in models]
 
 
-def stored_plan(settings: Settings, registry: Registry, grid: str, design: str) -> Prepared:
+def stored_plan(settings: Settings, registry: Registry, grid: str) -> tuple[Plan, tuple[Part, ...]]:
     """The plan of the user's request: the stored one where its inputs are unchanged, else a new one, written first.
 
     Raises UserError for anything in the request that is not there or does not fit.
     """
-    store = Store(settings.store)
-    mine = parts(configs(settings, registry, grid), settings.data)
-    wanted = header(mine, settings.request, settings.profile, design, grid)
+    store, mine = Store(settings.store), parts(configs(settings, registry, grid), settings.data)
+    wanted = header(mine, settings.request, settings.profile, grid_digest(registry, grid), grid)
     plan = store.read_plan(grid, settings.profile, settings.request)
-    if plan is None or any(plan.header[key] != wanted[key] for key in ("design", "inputs", "model")):
-        # Only a new plan needs the tokenizer, and with it torch and transformers: a finished one is judged in seconds.
-        from runs import prepare
+    if plan is not None and all(plan.header[key] == wanted[key] for key in ("design", "inputs", "model")):
+        return plan, mine
+    # Only a new plan needs the tokenizer, and with it torch and transformers: a finished one is judged in seconds.
+    from runs import prepare
 
-        manifests = registry.grids[grid].profiles[settings.profile].manifests
-        found = [prepare.documents(part) for part in mine]
-        plan = prepare.plan(mine, found, wanted, [ROOT / path for path in manifests])
-        store.write_plan(plan)
-    return Prepared(store, plan, mine)
+    manifests = registry.grids[grid].profiles[settings.profile].manifests
+    found = [prepare.documents(part) for part in mine]
+    plan = prepare.plan(mine, found, wanted, [ROOT / path for path in manifests])
+    store.write_plan(plan)
+    return plan, mine
 
 
-def run_missing(prepared: Prepared, workers: int) -> "Report | None":
-    """Run what the store lacks of the plan; None where nothing is missing."""
-    if not prepared.store.missing(prepared.plan):
-        return None
-    from runs import execute, prepare  # torch, only where there is something to compute
+def compute(settings: Settings, registry: Registry, grid: str) -> int:
+    """Run the cells that the store lacks, and say on stderr what was done; 1 where some failed or a worker died."""
+    plan, mine = stored_plan(settings, registry, grid)
+    store = Store(settings.store)
+    if not store.missing(plan):
+        return _said(store, plan, f"all {plan.cells.num_rows:,} cells are stored, nothing to run")
+    from runs import execute, prepare  # as above: only where there is something to compute
 
-    found = [prepare.documents(part) for part in prepared.parts]
-    return execute.run(prepared.store, prepared.plan, prepared.parts, found, workers)
+    found = [prepare.documents(part) for part in mine]
+    report = execute.run(store, plan, mine, found, settings.workers)
+    for example, message in report.failures.items():
+        print(f"failed: {example}: {message}", file=sys.stderr)
+    if report.died:
+        print(
+            "a worker died (killed, or out of memory); the same command goes on, WORKERS=1 needs less memory",
+            file=sys.stderr,
+        )
+    return _said(store, plan, f"{report.done} documents in {report.wall_s:.0f} s") or int(report.died)
+
+
+def _said(store: Store, plan: Plan, what: str) -> int:
+    counts = store.counts(plan)
+    print(
+        f"{what}; {counts['done']:,} of {plan.cells.num_rows:,} cells done, {counts['failed']:,} failed, in {store.root}",
+        file=sys.stderr,
+    )
+    return int(counts["failed"] > 0)

@@ -1,0 +1,35 @@
+"""make judge-N: judge from stored rows alone, no torch needed. python -m scripts.judge claim-1"""
+
+import argparse
+import json
+import sys
+
+from analysis import figures, judge, text
+from runs.registry import ROOT
+from scripts._cli import Settings, run, settings
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0 whatever the verdict, 2 where rows, LOCK or settings do not fit."""
+    options = parser("python -m scripts.judge", __doc__).parse_args(argv)
+    show(options.claim, settings(), options.json)
+    return 0
+
+
+def parser(program: str, says: str | None) -> argparse.ArgumentParser:
+    """Arguments of the commands that end in a verdict."""
+    made = argparse.ArgumentParser(prog=program, description=says)
+    made.add_argument("claim", help="claim-1 .. claim-7, extension-1 .. extension-6")
+    made.add_argument("--json", action="store_true", help="print the verdict as JSON alone")
+    return made
+
+
+def show(claim: str, chosen: Settings, as_json: bool) -> None:
+    """Judge a claim, write its JSON and figure, print the verdict."""
+    judged = judge.judged(claim, chosen.profile, chosen.request, chosen.store)
+    drawn = figures.draw(claim, judged.frame, judged.result, ROOT / judge.OUT)
+    print(json.dumps(judged.result, indent=1) if as_json else text.render(judged.result, drawn))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
