@@ -24,7 +24,6 @@ from runs.registry import ROOT, Claim, Registry, Rules, load
 from runs.store import Store
 
 OUT = "analysis/out"
-ESTIMANDS = ("coverage", "fidelity", "conditional")  # analysis/estimands/<name>.py
 DIGITS = 10  # significant ones in the JSON: sums in another order differ after the 13th
 Request = Mapping[str, str | int | None]
 REGISTERED: Request = {"model": None, "data": None, "ctx": None, "args": None}
@@ -115,7 +114,7 @@ def write(result: Mapping[str, Any], folder: Path) -> Path:
 
 def _measured(claim: Claim, rules: Rules, rows: pd.DataFrame | None) -> tuple[Sequence[Stratum], Mapping[str, Any]]:
     ok = None if rows is None else rows[rows["status"] == "ok"]
-    if ok is None or ok.empty or claim.estimand not in ESTIMANDS:
+    if ok is None or ok.empty or not claim.judging:
         return [], {}
     estimand = import_module(f"analysis.estimands.{claim.estimand}")
     found: Measured = estimand.measure(ok, claim, rules.resamples, rules.seed)
@@ -140,8 +139,8 @@ def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request,
     found, registered = [], _registered(registry, claim, profile)
     if not registered:
         found.append(f"grid {claim.grid} has no registered cells under profile {profile}")
-    if claim.estimand not in ESTIMANDS:
-        found.append(f"this version has no estimand {claim.estimand!r}")
+    if not claim.judging:
+        found.append(f"its estimand ({claim.estimand}) is not part of this version")
     if profile == "smoke" or (plan and not plan.header["model"].get("trained", True)):
         found.append("a model with random weights is never evidence")
     if request.get("args"):
@@ -165,6 +164,10 @@ def _head(claim: Claim, profile: str, request: Request, plan: Plan | None, verdi
         "reasons": verdict.reasons,
         "cluster": claim.cluster,
         "paper": claim.paper_text,
+        "rules": {
+            "supported_if": " and ".join(map(str, claim.supported_if)),
+            "killed_if": " or ".join(map(str, claim.killed_if)),
+        },
     }
 
 
@@ -191,7 +194,7 @@ def _stratum(claim: Claim, rules: Rules, stratum: Stratum, kill: float) -> dict[
 
 
 def _next(registry: Registry, claim: Claim, profile: str, request: Request, tally: Tally) -> str:
-    able = [other for other in registry.claims.values() if other.estimand in ESTIMANDS]
+    able = [other for other in registry.claims.values() if other.judging]
     settings = {"PROFILE": None if profile == "laptop" else profile} | {k.upper(): v for k, v in request.items()}
     typed = "".join(f" {key}={shlex.quote(str(value))}" for key, value in settings.items() if value)
     if claim not in able:

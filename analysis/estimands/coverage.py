@@ -69,12 +69,14 @@ def by_head(cells: Cells, values: dict[str, NDArray[np.bool_]]) -> list[dict[str
 
 def leave_one_out(cells: Cells, quantile: float) -> Array:
     """A constant per layer and head that knows no cell: the quantile of err over the OTHER documents, for each cell."""
-    err, constant = cells["err"], np.full(len(cells), np.nan)
+    constant = np.full(len(cells), np.nan)
     for _, own in cells.groups("budget", *HEAD):
-        for cluster in np.unique(cells.cluster[own]):
-            mine = cells.cluster[own] == cluster
+        own = own[np.argsort(cells["err"][own], kind="stable")]
+        err, cluster = cells["err"][own], cells.cluster[own]
+        for mine in (cluster == c for c in np.unique(cluster)):
             if not mine.all():
-                constant[own[mine]] = np.quantile(err[own[~mine]], quantile)
+                others = err[~mine]
+                constant[own[mine]] = np.interp(quantile * (len(others) - 1), np.arange(len(others)), others)
     return constant
 
 

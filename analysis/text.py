@@ -1,0 +1,119 @@
+"""A verdict as plain text, at most 100 columns: what `make claim-N` prints."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runs.registry import ROOT
+
+WIDTH = 100
+INDENT = 15
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """The verdict with its population: "SUPPORTED on laptop: SmolLM2-135M-Instruct; CPython docs"."""
+    said = f"{result['verdict']} on {result['profile']}: {result['population'] or 'no rows'}"
+    return said + (", with deviations" if result["deviations"] else "")
+
+
+def render(result: Mapping[str, Any], drawn: Sequence[Path] = ()) -> str:
+    """The whole block: verdict, reasons, estimates with intervals and sizes, rules, what stands beside, rows, next.
+
+    drawn: files of the claim's figure.
+    """
+    lines = [f"{result['id']}  {result['title']}", *_wrapped("", result["question"]), "", f"  {sentence(result)}"]
+    lines += [line for note in result["population_notes"] for line in _field("note", note)]
+    lines += [line for reason in result["reasons"] for line in _field("because", reason)]
+    lines += [*_strata(result), "", *_rules(result), *_field("the paper", result["paper"])]
+    lines += _beside(result["beside"])
+    lines += ["", *_field("rows", _rows(result)), *_field("store", result["store"])]
+    lines += _field("registered", f"design {result['design'][:12]}, judging {result['judging'][:12]}")
+    lines += [
+        line for entry in result["deviations"] for line in _field("deviation", f"{entry['date']} {entry['text']}")
+    ]
+    lines += _field("figure", ", ".join(map(shown, drawn))) if drawn else []
+    lines += _field("next", result["next"])
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def shown(path: Path) -> str:
+    """A path inside the repository relative to it."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def number(value: float | None) -> str:
+    """Four decimals; a value that is not defined is named so."""
+    return "undefined" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _strata(result: Mapping[str, Any]) -> list[str]:
+    if not result["strata"]:
+        return []
+    levels = [f"{100 * result[level]:.4g} % interval" for level in ("level", "kill_level")]
+    lines = ["", f"{'estimate':>28}   {levels[0]:18}   {levels[1]:18}   the paper"]
+    for stratum in result["strata"]:
+        sizes = f"{stratum['n']:,} cells, {stratum['clusters']} {result['cluster']}s"
+        sizes += "".join(f", {count} {name}" for name, count in stratum["classes"].items())
+        lines.append(f"  {stratum['name']}   {sizes}")
+        for name, of in stratum["measures"].items():
+            bounds = [
+                f"{number(of[low])} to {number(of[high])}" for low, high in (("low", "high"), ("kill_low", "kill_high"))
+            ]
+            paper = number(stratum["paper"]) if isinstance(stratum["paper"], float) else ""
+            row = f"    {name.replace('_', ' '):14} {number(of['estimate']):>9}   {bounds[0]:18}   {bounds[1]:18}   {paper}"
+            lines.append(row)
+    return lines
+
+
+def _rules(result: Mapping[str, Any]) -> list[str]:
+    rules, strata, error = result["rules"], len(result["strata"]), 1 - result["kill_level"]
+    kill = f"at {100 * result['kill_level']:.4g} %" if strata else f"at 1 - {error:.2g} / strata"
+    return [
+        *_field("supported if", f"{rules['supported_if']} in every stratum, at {100 * result['level']:.4g} %"),
+        *_field("killed if", f"{rules['killed_if']} in any stratum, {kill}"),
+    ]
+
+
+def _rows(result: Mapping[str, Any]) -> str:
+    return (
+        f"{result['rows']:,} of {result['planned']:,} cells, {result['missing']:,} missing, {result['failed']:,} failed"
+    )
+
+
+def _beside(beside: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A table with a column a stratum, in as many blocks as the width needs."""
+    columns = {name: dict(_flat(values)) for name, values in zip(_short(list(beside)), beside.values(), strict=True)}
+    names = list(columns)
+    lines, wide = [], max([14, *map(len, names)]) + 2
+    for start in range(0, len(names), fit := max(1, (WIDTH - 36) // wide)):
+        block = names[start : start + fit]
+        lines += ["", f"  {'beside, not judged':34}" + "".join(f"{name:>{wide}}" for name in block)]
+        for key in dict.fromkeys(key for name in block for key in columns[name]):
+            lines.append(f"    {key:32}" + "".join(f"{number(columns[name].get(key)):>{wide}}" for name in block))
+    return lines
+
+
+def _short(names: list[str]) -> list[str]:
+    """Strata without what all of their names begin with, such as the only model."""
+    parts = [name.split(", ") for name in names]
+    while parts and len(parts[0]) > 1 and len({part[0] for part in parts}) == 1:
+        parts = [part[1:] for part in parts]
+    return [", ".join(part) for part in parts]
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float | None]]:
+    for key, value in values.items():
+        name = f"{above} {key}".strip().replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from [(name, value["estimate"])] if "estimate" in value else _flat(value, name)
+        elif not isinstance(value, Sequence):
+            yield name, value
+
+
+def _field(name: str, text: str) -> list[str]:
+    return _wrapped(f"  {name:{INDENT - 2}}", text)
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
