@@ -115,14 +115,32 @@ def test_the_prose_states_every_number_of_its_claim(root: Path, claim_id: str) -
 
 
 def test_the_common_prose_states_the_common_rules_and_sizes(root: Path) -> None:
-    registry, common = load(root), prereg.sections(root)["common"]
-    said = set(re.findall(r"[\d.,]+\d", common))
+    registry, prose = load(root), prereg.sections(root)
+    common, tasks = prose["common"], prose["grids tasks, synthetic"]
+    said = set(re.findall(r"[\d.,]+\d", common + tasks))
     rules = registry.rules
     assert {f"{rules.resamples:,}", str(rules.seed), f"{rules.max_failed_share:g}", f"{rules.kill_error:g}"} <= said
     assert f"the {rules.level:.0%} interval".replace("%", " %") in common
     for grid in ("replay", "tasks"):
         for name in ("laptop", "desktop", "paper"):
             assert f"{registry.grids[grid].profiles[name].cells:,}" in said
+
+
+def test_a_grid_section_counts_for_the_claims_on_that_grid_alone(root: Path) -> None:
+    before = all_digests(root)
+    edit(root, "prereg/PREREG.md", "## grids tasks, synthetic: A", "## grids tasks, synthetic: B")
+    after = all_digests(root)
+    changed = {claim for claim in IDS if before[claim].design != after[claim].design}
+    assert changed == {claim.id for claim in load(root).claims.values() if claim.grid in ("tasks", "synthetic")}
+
+
+def test_another_block_may_join_a_profile_without_touching_the_replay(root: Path) -> None:
+    before = all_digests(root)
+    path = root / "configs/profile/laptop.yaml"
+    path.write_text(path.read_text() + "tasks: {documents: 40}\n")
+    assert all_digests(root) == before
+    edit(root, "configs/profile/laptop.yaml", "documents: 56", "documents: 57")
+    assert all_digests(root)["claim-1"].grid != before["claim-1"].grid
 
 
 # ---------------------------------------------------------------- strictness
@@ -397,7 +415,8 @@ def test_a_published_verdict_counts_as_rows_and_must_carry_known_digests(frozen:
     ],
 )
 def test_a_deviation_of_another_form_is_refused_with_its_line(frozen: Path, entry: str, words: str) -> None:
-    (frozen / prereg.DEVIATIONS).write_text(f"# Deviations\n\n{entry}\n")
+    reason = "" if words == "no reason" else "A reason.\n"
+    (frozen / prereg.DEVIATIONS).write_text(f"# Deviations\n\n{entry}\n{reason}")
     with pytest.raises(UserError, match=words):
         prereg.accept(frozen, "claim-2")
 
