@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from runs.errors import UserError
 from runs.registry import CLAIMS, IDS, ROOT, Registry
 
 PROSE = "prereg/PREREG.md"
 JUDGING = ("analysis/intervals.py", "analysis/verdict.py")  # in every claim's judging digest
-_SECTION = re.compile(r"^## ((?:claim|extension)-\d+):", re.MULTILINE)
+_SECTION = re.compile(r"^## ((?:claim|extension)-\d+|grids [a-z, ]+):", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ def grid_digest(registry: Registry, grid: str, root: Path = ROOT) -> str:
 def digests(registry: Registry, claim_id: str, root: Path = ROOT) -> Digests:
     """The digests of a claim as the files are now.
 
-    design: its block, the common rules, PREREG.md's common part and its own section, and the grid digest. judging: the
+    design: its block, the common rules, PREREG.md's common part, the claim's and its grid's sections, and the grid
+    digest. judging: the
     bytes of the interval, verdict and estimand modules. Blocks count as parsed, prose without trailing blanks.
     Raises UserError naming a file that is missing, or PREREG.md where a section is.
     """
@@ -44,6 +47,7 @@ def digests(registry: Registry, claim_id: str, root: Path = ROOT) -> Digests:
         f"{CLAIMS}#{claim_id}": _json_digest(registry.raw["claims"][claim_id]),
         f"{PROSE}#common": _sha256(prose["common"].encode()),
         f"{PROSE}#{claim_id}": _sha256(prose[claim_id].encode()),
+        **{f"{PROSE}#{head}": _sha256(prose[head].encode()) for head in prose if claim.grid in _grids(head)},
     }
     grid = _grid_parts(registry, claim.grid, root)
     judging = {path: _file_digest(root, path) for path in (*JUDGING, *claim.judging)}
@@ -56,20 +60,35 @@ def digests(registry: Registry, claim_id: str, root: Path = ROOT) -> Digests:
 
 
 def _grid_parts(registry: Registry, grid: str, root: Path) -> dict[str, str]:
-    paths = {path for p in registry.grids[grid].profiles.values() for path in (*p.configs, *p.manifests)}
-    block = {f"{CLAIMS}#grids.{grid}": _json_digest(registry.raw["grids"][grid])}
-    return block | {path: _file_digest(root, path) for path in sorted(paths)}
+    profiles = registry.grids[grid].profiles.values()
+    parts = {f"{CLAIMS}#grids.{grid}": _json_digest(registry.raw["grids"][grid])}
+    parts |= {name: _config_digest(root, name) for name in sorted({name for p in profiles for name in p.configs})}
+    return parts | {path: _file_digest(root, path) for path in sorted({path for p in profiles for path in p.manifests})}
+
+
+def _config_digest(root: Path, name: str) -> str:
+    """Of a configuration as parsed; `file#key` counts that block alone, so that another grid's sizes may join it."""
+    path, _, key = name.partition("#")
+    try:
+        content = yaml.safe_load(read_text(root, path))
+        return _json_digest(content[key] if key else content)
+    except (yaml.YAMLError, KeyError, TypeError):
+        raise UserError(f"{path}: expected YAML{f' with a block {key!r}' if key else ''}, as {CLAIMS} names it") from None
+
+
+def _grids(head: str) -> list[str]:
+    return re.split(r",\s*", head.removeprefix("grids ")) if head.startswith("grids ") else []
 
 
 def sections(root: Path = ROOT) -> dict[str, str]:
-    """PREREG.md cut at its claim headings, by claim id; "common" is the text before the first.
+    """PREREG.md cut at its headings `## claim-1: ...` and `## grids a, b: ...`; "common" is the text before the first.
 
     Raises UserError where a claim has no section, or a section holds another heading of its level.
     """
     text = read_text(root, PROSE)
     text = "\n".join(line.rstrip() for line in text.splitlines())
     heads = list(_SECTION.finditer(text))
-    if tuple(head[1] for head in heads) != IDS:
+    if tuple(head[1] for head in heads if not _grids(head[1])) != IDS:
         raise UserError(f"{PROSE}: expected one section '## id: title' for each of {', '.join(IDS)}, in this order")
     ends = [*(head.start() for head in heads[1:]), len(text)]
     cut = {head[1]: text[head.start() : end].strip() for head, end in zip(heads, ends, strict=True)}

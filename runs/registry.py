@@ -210,7 +210,8 @@ def _check_files(root: Path, grids: Mapping[str, Grid], claims: Mapping[str, Cla
     named = [(f"claims.{c.id}.judging", path) for c in claims.values() for path in c.judging]
     for name, grid in grids.items():
         for label, profile in grid.profiles.items():
-            named += [(f"grids.{name}.{label}", path) for path in (*profile.configs, *profile.manifests)]
+            paths = [path.partition("#")[0] for path in (*profile.configs, *profile.manifests)]
+            named += [(f"grids.{name}.{label}", path) for path in paths]
     for where, path in named:
         if not (root / path).is_file():
             raise UserError(f"{CLAIMS}: {where}: {path} is not there; expected a file of the repository")
