@@ -1,0 +1,53 @@
+"""Tables for readers: README's verdicts, made from analysis/published and from nothing else."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.text import number, sentence
+from runs.errors import UserError
+from runs.registry import Registry
+
+PUBLISHED = "analysis/published"
+BEGIN, END = "<!-- verdicts:begin -->", "<!-- verdicts:end -->"
+
+
+def read(folder: Path, claim_id: str) -> dict[str, Any] | None:
+    """The verdict <id>.json of a folder, None where there is none. Raises UserError where it is damaged."""
+    path = folder / f"{claim_id}.json"
+    if not path.exists():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no verdict ({error}); expected the JSON that judging writes") from None
+
+
+def verdicts(registry: Registry, folder: Path) -> str:
+    """A Markdown table of all claims and extensions; what has no file there is NOT_EVALUATED."""
+    lines = ["| | claim | verdict | estimate [95 % interval] | the paper |", "|---|---|---|---|---|"]
+    for claim in registry.claims.values():
+        result = read(folder, claim.id)
+        said = sentence(result) if result else "NOT_EVALUATED: not run yet"
+        outcome, _, rest = said.partition(" ") if result else said.partition(":")
+        numbers = "<br>".join(_estimates(result)) if result else ""
+        lines.append(f"| {claim.id} | {claim.title} | **{outcome}** {rest.strip()} | {numbers} | {claim.paper_text} |")
+    return "\n".join(line.replace("  ", " ") for line in lines)
+
+
+def _estimates(result: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{stratum['name']}: {name.replace('_', ' ')} {number(of['estimate'])} [{number(of['low'])}, {number(of['high'])}]"
+        for stratum in result["strata"]
+        for name, of in stratum["measures"].items()
+    ]
+
+
+def replaced(text: str, table: str) -> str:
+    """README's text with the table between its two marks. Raises UserError where they are not there once, in order."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in rest or END in before + after:
+        raise UserError(f"README.md: expected {BEGIN} and after it {END}, once each")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
