@@ -36,8 +36,7 @@ def digests(registry: Registry, claim_id: str, root: Path = ROOT) -> Digests:
     """The digests of a claim as the files are now.
 
     design: its block, the common rules, PREREG.md's common part, the claim's and its grid's sections, and the grid
-    digest. judging: the
-    bytes of the interval, verdict and estimand modules. Blocks count as parsed, prose without trailing blanks.
+    digest. judging: the interval, verdict and estimand modules. YAML counts as parsed, prose without trailing blanks.
     Raises UserError naming a file that is missing, or PREREG.md where a section is.
     """
     claim = registry.claim(claim_id)
@@ -73,7 +72,9 @@ def _config_digest(root: Path, name: str) -> str:
         content = yaml.safe_load(read_text(root, path))
         return _json_digest(content[key] if key else content)
     except (yaml.YAMLError, KeyError, TypeError):
-        raise UserError(f"{path}: expected YAML{f' with a block {key!r}' if key else ''}, as {CLAIMS} names it") from None
+        raise UserError(
+            f"{path}: expected YAML{f' with a block {key!r}' if key else ''}, as {CLAIMS} names it"
+        ) from None
 
 
 def _grids(head: str) -> list[str]:

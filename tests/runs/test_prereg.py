@@ -19,6 +19,7 @@ from runs.registry import CLAIMS, IDS, ROOT, Rule, load
 
 TODAY = "2030-01-02"
 REPLAYED = {"claim-1", "claim-2", "extension-4", "extension-6"}
+ANSWERED = {f"claim-{n}" for n in range(3, 8)} | {"extension-1", "extension-5"}
 MANIFEST = "prereg/manifests/pydoc_topics.json"
 
 
@@ -255,6 +256,9 @@ def test_comments_and_layout_change_nothing(root: Path) -> None:
         (CLAIMS, "resamples: 10000", "resamples: 10001", set(IDS), set(), set()),
         ("configs/profile/paper.yaml", "steps: 3", "steps: 4", REPLAYED, REPLAYED, set()),
         (MANIFEST, "[]", "[1]", REPLAYED, REPLAYED, set()),
+        ("configs/profile/paper.yaml", "\nreplay:", "\nother: {sizes: 1}\nreplay:", set(), set(), set()),
+        ("configs/policy/topk.yaml", "# ", "# another comment, ", set(), set(), set()),
+        (prereg.PROSE, "## grids tasks, synthetic: ", "## grids tasks, synthetic: On ", ANSWERED, set(), set()),
         ("analysis/intervals.py", "# ", "## ", set(), set(), set(IDS)),
         ("analysis/estimands/fidelity.py", "# ", "## ", set(), set(), {"claim-2", "extension-6"}),
         ("analysis/estimands/conditional.py", "# ", "## ", set(), set(), {"extension-6"}),
