@@ -31,7 +31,7 @@ LINES_OF_FLOOR = {"cert": 3000, "runs": 3000, "analysis": 2000, "scripts": 800}
 LINES_OF_FILE = 250
 LINES_OF_FUNCTION = 40
 # Longer than the limit, each with the reason a reader would accept: "file" or "file:function" -> reason.
-LONGER: dict[str, str] = {}
+LONGER = {"runs/store.py": "one room for all parquet: what is written beside how it is read back"}
 
 
 def sources(*packages: str) -> list[Path]:
@@ -254,6 +254,7 @@ VIOLATIONS = [
     ("cert/draw.py", "import transformers", "Only cert.hf imports transformers"),
     ("runs/replay.py", "import sklearn.metrics", "runs neither configures nor judges"),
     ("runs/cells.py", "import cert.certificate", "Judging needs no torch"),  # indirect
+    ("scripts/status.py", "import runs.replay", "Judging needs no torch"),  # indirect
     ("analysis/verdict.py", "import runs.replay", "analysis judges on any laptop"),  # indirect
     ("analysis/verdict.py", "import torch", "analysis judges on any laptop"),
 ]
