@@ -41,6 +41,8 @@ def digests(registry: Registry, claim_id: str, root: Path = ROOT) -> Digests:
     """
     claim = registry.claim(claim_id)
     prose = sections(root)
+    if unknown := {name for head in prose for name in _grids(head)} - registry.grids.keys():
+        raise UserError(f"{PROSE}: a section names grids {', '.join(sorted(unknown))}; expected those of {CLAIMS}")
     design = {
         f"{CLAIMS}#rules": _json_digest(registry.raw["rules"]),
         f"{CLAIMS}#{claim_id}": _json_digest(registry.raw["claims"][claim_id]),

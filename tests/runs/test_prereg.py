@@ -135,6 +135,12 @@ def test_a_grid_section_counts_for_the_claims_on_that_grid_alone(root: Path) -> 
     assert changed == {claim.id for claim in load(root).claims.values() if claim.grid in ("tasks", "synthetic")}
 
 
+def test_a_section_of_a_grid_that_is_not_there_is_refused(root: Path) -> None:
+    edit(root, "prereg/PREREG.md", "## grids tasks, synthetic:", "## grids tasks, synthetik:")
+    with pytest.raises(UserError, match="names grids synthetik"):
+        all_digests(root)
+
+
 def test_another_block_may_join_a_profile_without_touching_the_replay(root: Path) -> None:
     before = all_digests(root)
     path = root / "configs/profile/laptop.yaml"
