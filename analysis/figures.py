@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.estimands import label
+from analysis.frame import write
 from analysis.text import sentence
-from runs.errors import UserError
 from runs.registry import ROOT
 
 if TYPE_CHECKING:
@@ -55,14 +55,10 @@ def draw(claim_id: str, frame: pd.DataFrame | None, result: Result, folder: Path
         title = textwrap.wrap(f"{result['title']}: {sentence(result)}", 110)
         figure.suptitle("\n".join(title), x=0.01, ha="left")
         images = [_image(figure, kind) for kind in ("png", "pdf")]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stamp.unlink(missing_ok=True)
-        for path, image in zip(paths, images, strict=True):
-            path.write_bytes(image)
-        stamp.write_text(key)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); expected a folder for figures") from None
+    write(stamp, b"")
+    for path, image in zip(paths, images, strict=True):
+        write(path, image)
+    write(stamp, key.encode())
     return paths
 
 

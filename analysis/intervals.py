@@ -126,7 +126,8 @@ def proportion(hits: Array, totals: Array, draws: int, boot: Bootstrap) -> Inter
     share = float(hits.sum() / totals.sum())
     if share in (0, 1):
         return _at_edge(share, draws)
-    return t_interval(lambda w: (w @ hits) / (w @ totals), boot, LOGIT)
+    with np.errstate(invalid="ignore"):  # a resample without any row of these clusters counts for nothing
+        return t_interval(lambda w: (w @ hits) / (w @ totals), boot, LOGIT)
 
 
 def t_interval(statistic: Statistic, boot: Bootstrap, scale: Scale = IDENTITY) -> Interval:

@@ -26,14 +26,13 @@ def read(folder: Path, claim_id: str) -> dict[str, Any] | None:
 
 def verdicts(registry: Registry, folder: Path) -> str:
     """A Markdown table of all claims and extensions; what has no file there is NOT_EVALUATED."""
-    lines = ["| | claim | verdict | estimate [95 % interval] | the paper |", "|---|---|---|---|---|"]
+    lines = ["| id | claim | verdict | estimate [95 % interval] | the paper |", "|---|---|---|---|---|"]
     for claim in registry.claims.values():
         result = read(folder, claim.id)
-        said = sentence(result) if result else "NOT_EVALUATED: not run yet"
-        outcome, _, rest = said.partition(" ") if result else said.partition(":")
-        numbers = "<br>".join(_estimates(result)) if result else ""
-        lines.append(f"| {claim.id} | {claim.title} | **{outcome}** {rest.strip()} | {numbers} | {claim.paper_text} |")
-    return "\n".join(line.replace("  ", " ") for line in lines)
+        outcome, _, rest = (sentence(result) if result else "NOT_EVALUATED not run yet").partition(" ")
+        numbers = "<br>".join(_estimates(result)) if result else "-"
+        lines.append(f"| {claim.id} | {claim.title} | **{outcome}** {rest} | {numbers} | {claim.paper_text} |")
+    return "\n".join(lines)
 
 
 def _estimates(result: Mapping[str, Any]) -> list[str]:

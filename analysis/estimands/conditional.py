@@ -7,9 +7,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.estimands import Cells, Measured, measured, number
-from analysis.estimands.coverage import HEAD, by_head, covered, draws
+from analysis.estimands.coverage import by_head, covered, draws
 from analysis.estimands.fidelity import correlation
-from analysis.intervals import Bootstrap, Interval, median
+from analysis.intervals import Interval, median
 from analysis.verdict import Stratum
 from analysis.weighted import rank_correlation
 from runs.registry import Claim
@@ -32,14 +32,14 @@ def _stratum(cells: Cells, claim: Claim, resamples: int, seed: int) -> tuple[Str
     ranked = cells.only(np.isfinite(cells[rule]))
     measures = {
         "coverage": cells.share(hit["assisted"], n_draws, boot),
-        "worst_head": worst(cells, hit["assisted"], boot),
+        "worst_head": worst(cells, hit["assisted"], resamples, seed),
         "radius_ratio": _ratio(cells, rule, resamples, seed),
         "spearman": correlation(ranked, rule, resamples, seed),
     }
     known = np.isfinite(cells[PLAIN])
     beside = {
         "coverage_plain": cells.share(hit["plain"], n_draws, boot),
-        "worst_head_plain": worst(cells, hit["plain"], boot),
+        "worst_head_plain": worst(cells, hit["plain"], resamples, seed),
         "spearman_plain": rank_correlation(cells[PLAIN][known], cells["err"][known]),
         "heads": by_head(cells, hit),
         "undefined": len(cells) - len(ranked),
@@ -47,14 +47,18 @@ def _stratum(cells: Cells, claim: Claim, resamples: int, seed: int) -> tuple[Str
     return Stratum(cells.name, measures, len(cells), boot.clusters), beside
 
 
-def worst(cells: Cells, hit: NDArray[np.bool_], boot: Bootstrap) -> Interval:
-    """The smallest share of hits over layers and heads.
+def worst(cells: Cells, hit: NDArray[np.bool_], resamples: int, seed: int) -> Interval:
+    """The smallest share of hits over the layers and heads of all models.
 
     Bounds: the smallest low and the smallest high of all heads at once, each at level 1 - (1 - level) / heads
     (Bonferroni): the head that looks worst was chosen for looking so.
     """
-    heads = [own for _, own in cells.groups(*HEAD)]
-    shares = [cells.share_of(own, hit, len(np.unique(cells.cluster[own])), boot) for own in heads]
+    shares = []
+    for _, rows in cells.groups("model"):
+        model, mine = Cells(cells.name, cells.rows.iloc[rows], cells.by), hit[rows]
+        boot = model.bootstrap(resamples, seed)
+        for _, own in model.groups("layer", "head"):
+            shares.append(model.share_of(own, mine, len(np.unique(model.cluster[own])), boot))
 
     def bounds(level: float) -> tuple[float, float]:
         ends = [share.at(1 - (1 - level) / len(shares)) for share in shares]

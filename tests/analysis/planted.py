@@ -17,7 +17,9 @@ REQUEST = {"model": None, "data": None, "ctx": None, "args": None}
 def study(root: Path) -> Path:
     """The repository's registration and judging code copied to root and frozen there."""
     for folder in ("prereg", "configs", "analysis"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "out", "published", "LOCK"))
+        shutil.copytree(
+            ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "out", "published", "LOCK")
+        )
     prereg.freeze(root, lambda _: False, "2026-01-01")
     return root
 
@@ -71,7 +73,11 @@ def rows(made: Plan, covered=0.98, noise=0.1, seed=0, change=None) -> dict[str, 
     for cell in made.cells.to_pylist():
         err = float(np.exp(cell["layer"] / 4 + cell["head"] / 3 + 0.5 * rng.normal()))
         bad = rng.random() >= covered
-        made_row = row({**cell, "design": made.design}, err, err * float(np.exp((-1 if bad else 1) * (0.5 + abs(noise * rng.normal())))))
+        made_row = row(
+            {**cell, "design": made.design},
+            err,
+            err * float(np.exp((-1 if bad else 1) * (0.5 + abs(noise * rng.normal())))),
+        )
         planted[cell["cell"]] = change(cell, made_row) if change else made_row
     return planted
 

@@ -115,7 +115,9 @@ def test_no_rows_whatever_give_a_claim_both_verdicts(claim_id: str) -> None:
     for _ in range(2000):
         measures = {}
         for name in {rule.measure for rule in rules}:
-            value = rng.choice([rule.value for rule in rules if rule.measure == name]) + rng.choice([-0.2, -0.01, 0, 0.01, 0.2])
+            value = rng.choice([rule.value for rule in rules if rule.measure == name]) + rng.choice(
+                [-0.2, -0.01, 0, 0.01, 0.2]
+            )
             low, high = value - rng.choice([0, 0.005, 0.3]), value + rng.choice([0, 0.005, 0.3])
             measures[name] = interval(value, low, high, rng.choice([0, 0.1]))
         found = [Stratum("s", measures, 100, 50, {"a": 40, "b": 40})]
@@ -151,7 +153,10 @@ def test_at_the_null_both_errors_are_at_most_a_fortieth(concentration: int | Non
         p = 0.95 if concentration is None else rng.beta(0.95 * concentration, 0.05 * concentration, (3, 28))
         hits = rng.binomial(72, p, (3, 28)).astype(float)
         boot = resample([0] * 28, 300, study)
-        found = [Stratum(f"{k}", {"coverage": proportion(h, np.full(28, 72.0), 336, boot)}, 2016, 28) for k, h in enumerate(hits)]
+        found = [
+            Stratum(f"{k}", {"coverage": proportion(h, np.full(28, 72.0), 336, boot)}, 2016, 28)
+            for k, h in enumerate(hits)
+        ]
         for k, count in counts.items():
             said = outcome(found[:k])
             count[said] = count.get(said, 0) + 1

@@ -1,0 +1,102 @@
+"""Figures: equal rows give equal bytes, nothing is drawn twice, and odd rows do not break them."""
+
+import hashlib
+import shutil
+from dataclasses import replace
+
+import planted
+import pytest
+from conftest import ROOT
+
+from analysis import figures
+from analysis.judge import judged
+from runs import prereg
+from runs.errors import UserError
+
+RULES = replace(prereg.load().rules, resamples=200)
+CLAIMS = ("claim-1", "claim-2", "extension-6")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Some radii undefined, some cells with nothing evicted: what a logarithmic axis cannot show."""
+
+    def change(cell, row):
+        if cell["step"] == 1 and cell["layer"] == 9:
+            row |= {"radius_empirical_bernstein": None, "radius_conservative": None}
+        if cell["document"].endswith(" 2") and cell["budget"] == 0.5:
+            row |= {"err": 0.0, "radius_empirical_bernstein": 0.0, "exact": True}
+        return row
+
+    root = planted.study(tmp_path_factory.mktemp("study"))
+    made = planted.plan(root, documents=6, models=("one", "another with a long name"))
+    planted.fill(root, made, planted.rows(made, 0.9, 0.5, change=change), failing={"one 3"})
+    return {claim: judged(claim, root=root, rules=RULES) for claim in CLAIMS}
+
+
+def draw(study, claim, folder, **over):
+    found = study[claim]
+    return figures.draw(claim, found.frame, found.result | over, folder)
+
+
+def test_the_study_of_these_tests_is_odd_enough(study) -> None:
+    frame = study["claim-1"].frame
+    assert frame["radius_empirical_bernstein"].isna().any() and (frame["err"] == 0).any()
+    assert set(frame["status"]) == {"ok", "failed"} and frame["model"].nunique() == 2
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_equal_rows_give_equal_bytes(study, claim, tmp_path) -> None:
+    once, twice = draw(study, claim, tmp_path / "a"), draw(study, claim, tmp_path / "b")
+    assert [path.name for path in once] == [f"{claim}.png", f"{claim}.pdf"]
+    for one, other in zip(once, twice, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    png, pdf = (path.read_bytes() for path in once)
+    assert png.startswith(b"\x89PNG") and pdf.startswith(b"%PDF") and b"CreationDate" not in pdf
+    assert min(len(png), len(pdf)) > 10_000
+
+
+def test_only_another_result_is_drawn_again(study, tmp_path, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setitem(figures.DRAWN, "claim-1", lambda *_: drawn.append(1))
+    draw(study, "claim-1", tmp_path)
+    draw(study, "claim-1", tmp_path, store="elsewhere", next="make tea")
+    assert len(drawn) == 1
+    draw(study, "claim-1", tmp_path, rows_digest="other rows")
+    assert len(drawn) == 2
+    (tmp_path / "claim-1.pdf").unlink()
+    draw(study, "claim-1", tmp_path, rows_digest="other rows")
+    assert len(drawn) == 3 and (tmp_path / "claim-1.pdf").exists()
+
+
+def test_another_style_is_drawn_again(study, tmp_path, monkeypatch) -> None:
+    style = tmp_path / "matplotlibrc"
+    shutil.copy(ROOT / "paper" / "matplotlibrc", style)
+    monkeypatch.setattr(figures, "STYLE", style)
+    before = [hashlib.sha256(path.read_bytes()).digest() for path in draw(study, "extension-6", tmp_path)]
+    with style.open("a") as file:
+        file.write("savefig.dpi: 90\n")
+    after = [hashlib.sha256(path.read_bytes()).digest() for path in draw(study, "extension-6", tmp_path)]
+    assert before[0] != after[0]
+
+
+def test_the_readers_own_style_is_not_touched(study, tmp_path) -> None:
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    draw(study, "extension-6", tmp_path)
+    assert dict(mpl.rcParams) == before
+
+
+def test_without_rows_there_is_no_figure(study, tmp_path) -> None:
+    found = study["claim-1"]
+    assert figures.draw("claim-1", None, found.result, tmp_path) == []
+    assert figures.draw("claim-1", found.frame, found.result | {"beside": {}}, tmp_path) == []
+    assert figures.draw("claim-3", found.frame, found.result, tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(study, tmp_path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(UserError, match="cannot write"):
+        draw(study, "extension-6", tmp_path / "out")

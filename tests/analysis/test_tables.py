@@ -1,0 +1,48 @@
+"""README's verdict table from published verdicts."""
+
+import json
+
+import pytest
+
+from analysis.tables import BEGIN, END, replaced, verdicts
+from runs import prereg
+from runs.errors import UserError
+
+REGISTRY = prereg.load()
+STRATUM = {"name": "budget 25 %", "measures": {"coverage": {"estimate": 0.97, "low": 0.96, "high": 0.98}}}
+RESULT = {
+    "verdict": "SUPPORTED", "profile": "laptop", "population": "a model; some texts", "deviations": [], "strata": [STRATUM],
+}  # fmt: skip
+
+
+def test_every_claim_has_a_row_and_what_is_not_published_was_not_run(tmp_path) -> None:
+    (tmp_path / "claim-1.json").write_text(json.dumps(RESULT))
+    rows = verdicts(REGISTRY, tmp_path).splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {claim}" for claim in prereg.IDS]
+    assert "**SUPPORTED** on laptop: a model; some texts" in rows[0]
+    assert "budget 25 %: coverage 0.9700 [0.9600, 0.9800]" in rows[0]
+    assert all("**NOT_EVALUATED** not run yet" in row for row in rows[1:])
+    assert all(row.count("|") == 6 for row in rows)
+
+
+def test_deviations_are_told(tmp_path) -> None:
+    (tmp_path / "claim-2.json").write_text(json.dumps(RESULT | {"deviations": [{"date": "2026-01-01"}]}))
+    assert "some texts, with deviations" in verdicts(REGISTRY, tmp_path)
+
+
+def test_a_damaged_verdict_is_named(tmp_path) -> None:
+    (tmp_path / "claim-1.json").write_text('{"verdict": "SUPP')
+    with pytest.raises(UserError, match=r"claim-1\.json"):
+        verdicts(REGISTRY, tmp_path)
+
+
+def test_only_the_text_between_the_marks_changes() -> None:
+    readme = f"# title\n{BEGIN}\nold\n{END}\nafter\n"
+    assert replaced(readme, "new") == f"# title\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert replaced(replaced(readme, "new"), "new") == replaced(readme, "new")
+
+
+@pytest.mark.parametrize("text", ["no marks", f"{BEGIN} only", f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
+def test_missing_or_doubled_marks_are_refused(text) -> None:
+    with pytest.raises(UserError, match="README"):
+        replaced(text, "new")
