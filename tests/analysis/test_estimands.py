@@ -159,6 +159,9 @@ def test_the_worst_of_many_equal_heads_is_bounded_for_having_been_chosen() -> No
         assert worst.value < 0.9
         reached += worst.at(0.95)[1] >= 0.9
     assert reached >= 54
+    bad = rng.random(len(frame)) < np.where(frame["head"] == 7, 0.5, 0.95)
+    low, high = conditional.worst(cells, bad, 200, 1).at(0.95)
+    assert 0.25 < low < 0.5 < high < 0.75
 
 
 def test_further_architectures_are_strata_and_absent_ones_are_missed() -> None:

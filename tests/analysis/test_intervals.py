@@ -128,6 +128,11 @@ def test_a_median_agrees_with_order_statistics() -> None:
     assert low < np.median(values) < high
 
 
+def test_half_of_the_ties_lie_below_a_median() -> None:
+    values = np.repeat([0.0, 1.0, 2.0], [30, 40, 30])
+    assert median(values, np.arange(100), resample([0] * 100, 500, 1)).at(0.95) == (1, 1)
+
+
 def test_one_cluster_has_an_estimate_and_no_interval() -> None:
     boot = resample(["a"], 10, 1)
     share = proportion(np.array([3.0]), np.array([4.0]), 4, boot)
@@ -171,6 +176,20 @@ def test_gradients_are_those_of_finite_differences() -> None:
         for k in range(7):
             slope = (statistic(weights + step[k])[0] - statistic(weights - step[k])[0]) / 2e-6
             assert gradient[:, k] == pytest.approx(slope, abs=1e-7)
+
+
+def test_a_studentised_interval_is_never_narrower_than_t() -> None:
+    wider = np.zeros(2, int)
+    for seed in range(20):
+        x, y, cluster = clustered(np.random.default_rng([13, seed]), cells=4)
+        boot, statistic = resample([0] * 28, 300, seed), spearman(x, y, cluster)
+        value, gradient = statistic(boot.ones)
+        reach = stats.t.ppf(0.975, 27) * boot.linearised(gradient, boot.ones)[0] / (1 - value[0] ** 2)
+        low, high = np.arctanh(studentised(statistic, boot, FISHER).at(0.95))
+        excess = np.array([np.arctanh(value[0]) - reach - low, high - np.arctanh(value[0]) - reach])
+        assert (excess > -1e-9).all()
+        wider += excess > 1e-9
+    assert wider.min() >= 3, "the bootstrap's own quantiles must be used where they are wider"
 
 
 def test_rank_correlation_without_ranks_is_undefined() -> None:

@@ -82,6 +82,7 @@ def test_failed_examples_count_and_above_one_per_cent_forbid_a_verdict(root) -> 
     result = verdict(root)
     assert (result["verdict"], result["failed"], result["rows"]) == ("NOT_EVALUATED", 18, 504)
     assert result["reasons"] == ["18 of 504 cells failed (3.6%, at most 1%)"]
+    assert [(s["n"], s["clusters"], s["estimate"]) for s in result["strata"]] == [(162, 27, 1.0)] * 3  # no gap, no miss
 
 
 def test_too_few_documents_forbid_a_verdict(root) -> None:
