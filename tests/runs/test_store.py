@@ -80,7 +80,7 @@ def test_killed_at_twenty_random_moments_the_rows_equal_an_undisturbed_run(tmp_p
         while killed < 20 and Store(root).missing(many):
             process = child(work, root)
             time.sleep(moments.uniform(0, whole_s / 5))
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.join()
             killed += process.exitcode == -signal.SIGKILL
             interrupted += 0 < len(Store(root).missing(many)) < len(many.units)
