@@ -1,0 +1,124 @@
+"""The "certified" attention and mask functions: dense layers go to the model's own, evicted ones to the estimator."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from cert import scores
+from cert.errors import CertError
+from cert.hf.cache import CertifiedCache, CertifiedLayer
+from cert.hf.compress import attention_share, pieces, retained_weights
+from cert.hf.report import record
+from cert.hf.state import OPEN, State
+
+NAME = "certified"
+UNSUPPORTED = ("dropout", "softcap", "s_aux", "position_bias")
+
+
+def _state(key: int, what: str) -> State:
+    for state in OPEN:
+        if key in state.modules or key in state.before:
+            return state
+    raise CertError(f"attention 'certified' was called for {what} outside a certified() session")
+
+
+def certified_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    """Attention of one layer: the model's own where nothing was evicted, else over the retained rows.
+
+    query [batch, heads, m, d], key and value [batch, kv_heads, rows, d] as the cache returned them;
+    out [batch, m, heads, d] in the dtype of query.
+    """
+    state = _state(id(module), type(module).__name__)
+    cache = state.running
+    layer = cache.layers[module.layer_idx] if cache is not None else None
+    if cache is None or not isinstance(layer, CertifiedLayer):
+        return _own(state, module)(module, query, key, value, attention_mask, **kwargs)
+    if layer.keys is not key:
+        raise CertError(f"layer {module.layer_idx}: its keys do not come from the session's cache")
+    scaling = kwargs.get("scaling")
+    layer.scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+    _observe(cache, layer, query)
+    if layer.log_weight is None:
+        out, weights = _own(state, module)(module, query, key, value, attention_mask, **kwargs)
+        record(state, module.layer_idx, layer, query[:, :, -1], out[:, -1], None)
+        return out, weights
+    if more := [name for name in UNSUPPORTED if kwargs.get(name) not in (None, 0, 0.0)]:
+        raise CertError(f"{more[0]}: not supported over retained rows (dropout: expected model.eval())")
+    out, weight = _served(cache, layer, query)
+    record(state, module.layer_idx, layer, query[:, :, -1], out[:, -1], weight)
+    return out.to(query.dtype), None
+
+
+def _served(cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> tuple[Tensor, Tensor]:
+    """(out [batch, m, heads, d] in float32, weight [batch, heads, rows] of the last of the m tokens)."""
+    first, outs, weight = layer.length - query.shape[2], [], query.new_zeros(0)
+    for start, piece in pieces(layer, query):
+        out, all_weights = retained_weights(layer, piece, layer.scale, first + start)
+        if cache.policy.score == "h2o":
+            layer.mass = _grown(layer) + attention_share(layer, all_weights)
+        outs.append(out)
+        weight = all_weights[:, -1]
+    return torch.cat(outs, dim=1), weight
+
+
+def _observe(cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> None:
+    """Keep what the policy's score will need: the last queries, or running sums (in chunks, never n x n)."""
+    policy, seen = cache.policy, query.shape[2]
+    if policy.score == "snapkv":
+        recent = query[:, :, -policy.window :]
+        if layer.queries is not None and recent.shape[2] < policy.window:
+            recent = torch.cat([layer.queries, recent], dim=2)[:, :, -policy.window :]
+        layer.queries = recent.clone()
+    elif policy.score == "h2o" and layer.log_weight is None:
+        layer.mass, first = _grown(layer), layer.length - seen
+        for start in range(0, seen, 256):
+            piece = query[:, :, start : start + 256]
+            layer.mass = layer.mass + scores.attention_mass(piece, layer.stored[0], layer.scale, first + start)
+
+
+def _grown(layer: CertifiedLayer) -> Tensor:
+    """The running sums, with zeros for rows that are new."""
+    rows = torch.zeros(layer.stored[0].shape[:-1], device=layer.stored[0].device)
+    if layer.mass is not None:
+        rows[..., : layer.mass.shape[-1]] = layer.mass
+    return rows
+
+
+def own_implementation(module: Any, name: str) -> Callable[..., Any]:
+    """The attention function a module used under `name`; "eager" is a function of the model's own file."""
+    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    if function is None:
+        raise CertError(f"{type(module).__name__}: no attention function {name!r} to delegate to")
+    return function
+
+
+def _own(state: State, module: Any) -> Callable[..., Any]:
+    return own_implementation(module, state.before[id(module.config)][1])
+
+
+def certified_mask(*args: Any, **kwargs: Any) -> Any:
+    """The mask of the implementation the model had before; layers that have evicted do not look at it."""
+    config = kwargs["config"]
+    before = _state(id(config), type(config).__name__).before[id(config)][1]
+    return ALL_MASK_ATTENTION_FUNCTIONS[before](*args, **kwargs)
+
+
+def open_state(state: State) -> None:
+    """From now on its modules find it."""
+    AttentionInterface.register(NAME, certified_attention)
+    AttentionMaskInterface.register(NAME, certified_mask)
+    OPEN.append(state)
+
+
+def close_state(state: State) -> None:
+    """Its modules are nobody's again."""
+    OPEN[:] = [other for other in OPEN if other is not state]

@@ -1,0 +1,208 @@
+"""CertifiedCache: rows are truly evicted, lengths stay logical, each layer knows where its rows came from."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedConfig
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer, get_layer_types_and_kwargs
+
+from cert.errors import CertError
+from cert.policy import Policy
+
+FULL = "full_attention"
+
+
+def layer_types(config: PreTrainedConfig) -> list[str]:
+    """What each layer of a decoder attends to, in the words of transformers."""
+    return get_layer_types_and_kwargs(config.get_text_config(decoder=True))[0]
+
+
+@dataclass
+class Terms:
+    """What a cache and its layers agree on."""
+
+    policy: Policy
+    audit: bool = False  # keep every row ever written beside the retained ones
+    closed: bool = False  # its session has ended: plain attention would read evicted layers wrongly
+
+
+class CertifiedLayer(DynamicLayer):
+    """Keys and values of one full-attention layer: all rows, then the retained ones, padded to the fullest head.
+
+    keys, values [batch, kv_heads, rows, d]; log_weight [batch, kv_heads, rows] = log(1/prob), -inf at padding, and
+    position, the rows' logical places, exist once something was evicted: until then the layer is an ordinary one.
+    """
+
+    is_croppable = False
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__()
+        self.terms = terms
+        self._clear()
+
+    def _clear(self) -> None:
+        self.length = 0  # logical: tokens ever written
+        self.log_weight: Tensor | None = None
+        self.position: Tensor | None = None
+        self.evicted: Tensor | None = None  # [batch, kv_heads] tokens gone
+        self.anticipated: Tensor | None = None  # [batch, kv_heads]
+        self.queries: Tensor | None = None  # [batch, heads, w, d] the last ones since the last compression
+        self.mass: Tensor | None = None  # [batch, kv_heads, rows] h2o's running sums
+        self.audit: tuple[Tensor, Tensor] | None = None  # every row ever written, as it was written
+        self.scale = 1.0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append new rows; returns what is stored, which is what attention is to see."""
+        if self.log_weight is not None:
+            self._append_scalars(key_states)
+        if self.audit is not None:
+            self.audit = (
+                torch.cat([self.audit[0], key_states], dim=-2),
+                torch.cat([self.audit[1], value_states], dim=-2),
+            )
+        self.length += key_states.shape[-2]
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def _append_scalars(self, key_states: Tensor) -> None:
+        assert self.log_weight is not None and self.position is not None
+        if self.terms.closed:
+            raise CertError(
+                "this cache has evicted tokens and its certified() session has ended: plain attention on it"
+            )
+        new = torch.arange(self.length, self.length + key_states.shape[-2], device=key_states.device, dtype=torch.int32)
+        new = new.expand(*key_states.shape[:2], -1)
+        self.log_weight = torch.cat([self.log_weight, torch.zeros_like(new, dtype=torch.float32)], dim=-1)
+        self.position = torch.cat([self.position, new], dim=-1)
+
+    def get_seq_length(self) -> int:
+        """The logical length: position ids follow it."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Logical too: the model's own mask is used only by layers that have evicted nothing."""
+        return self.length + query_length, 0
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as they are stored."""
+        if self.keys is None or self.values is None:
+            raise CertError("an empty layer: nothing was fed yet")
+        return self.keys, self.values
+
+    @property
+    def prob(self) -> Tensor:
+        """Inclusion probabilities [batch, kv_heads, rows] of the stored rows, 1 at padding."""
+        if self.log_weight is None:
+            return torch.ones(self.stored[0].shape[:-1], device=self.stored[0].device)
+        return torch.where(self.log_weight.isinf(), 1.0, torch.exp(-self.log_weight))
+
+    @property
+    def real(self) -> Tensor:
+        """Which stored rows [batch, kv_heads, rows] are tokens and not padding."""
+        if self.log_weight is None:
+            return torch.ones(self.stored[0].shape[:-1], dtype=torch.bool, device=self.stored[0].device)
+        return ~self.log_weight.isinf()
+
+    def offset(self) -> Tensor:
+        """What is added to the logits of the stored rows: log(1/prob) where the policy compensates with it."""
+        assert self.log_weight is not None
+        if self.terms.policy.compensation == "hajek":
+            return self.log_weight
+        return self.log_weight.clamp(max=0)
+
+    def reset(self) -> None:
+        """Forget every row and everything known of them."""
+        super().reset()
+        self._clear()
+
+    def crop(self, tokens_to_remove: int) -> None:  # noqa: ARG002
+        """Refused: evicted rows cannot come back."""
+        raise CertError("crop: a certified cache cannot be rolled back")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:  # noqa: ARG002
+        """Refused: beams would share coins."""
+        raise CertError("reorder_cache: a certified cache does not serve beam search")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:  # noqa: ARG002
+        """Refused, as reordering is."""
+        raise CertError("batch_repeat_interleave: a certified cache does not change its batch")
+
+    def batch_select_indices(self, indices: Tensor) -> None:  # noqa: ARG002
+        """Refused, as reordering is."""
+        raise CertError("batch_select_indices: a certified cache does not change its batch")
+
+
+class CertifiedCache(Cache):
+    """A transformers cache whose full-attention layers can be compressed; sliding layers are the ordinary ones.
+
+    It carries what one conversation needs: the policy, the token ids fed so far, and where it was compressed.
+    """
+
+    def __init__(self, config: PreTrainedConfig, policy: Policy, audit: bool = False) -> None:
+        kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+        self.terms = Terms(policy, audit)
+        super().__init__(
+            layers=[
+                CertifiedLayer(self.terms) if kind == FULL else DYNAMIC_LAYER_TYPE_MAPPING[kind](**kwargs)
+                for kind, kwargs in zip(kinds, options, strict=True)
+            ]
+        )
+        self.ids: Tensor | None = None  # [batch, length] on the CPU
+        self.events: list[int] = []  # logical lengths at which it was compressed
+        self.documents: tuple[int | str, ...] = ()  # one a row, known from the first compression on
+        self.expected: float | None = None  # sum of prob / logical rows at the last event
+        self.realised: float | None = None
+        self.prefix_bytes: tuple[int, int] = (0, 0)  # keys and values before and after the last event
+
+    @property
+    def compressible(self) -> dict[int, CertifiedLayer]:
+        """Layer number -> layer, of those with full attention."""
+        return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, CertifiedLayer)}
+
+    @property
+    def policy(self) -> Policy:
+        """How it is compressed."""
+        return self.terms.policy
+
+    @property
+    def length(self) -> int:
+        """Logical length: tokens fed so far."""
+        return 0 if self.ids is None else self.ids.shape[1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The logical length, of any layer."""
+        return int(super().get_seq_length(layer_idx))
+
+    def feed(self, ids: Tensor) -> None:
+        """Note the tokens [batch, m] of a forward that is about to run."""
+        new = ids.detach().to("cpu", torch.int64)
+        if self.ids is not None and self.ids.shape[0] != new.shape[0]:
+            raise CertError(
+                f"a batch of {new.shape[0]}: expected the {self.ids.shape[0]} rows this cache was begun with"
+            )
+        self.ids = new if self.ids is None else torch.cat([self.ids, new], dim=1)
+
+    def reset(self) -> None:
+        """An empty cache again."""
+        super().reset()
+        self.ids, self.events, self.documents = None, [], ()
+
+    def crop(self, tokens_to_remove: int) -> None:  # noqa: ARG002
+        """Refused: evicted rows cannot come back."""
+        raise CertError("crop: a certified cache cannot be rolled back")
+
+    def activate_past_recording(self) -> None:
+        """Refused: it announces a crop."""
+        raise CertError("activate_past_recording: a certified cache cannot be rolled back")
+
+    is_croppable = False
+    is_compileable = False
+
+
+def ids_sha256(ids: Tensor) -> str:
+    """SHA-256 of token ids [n] as little-endian int64: the document's name where none was given."""
+    return hashlib.sha256(ids.numpy().astype(np.dtype("<i8")).tobytes()).hexdigest()

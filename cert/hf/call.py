@@ -1,0 +1,40 @@
+"""One generate(), kept so that it can be run again: at a larger budget, or with the full cache."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CACHE_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments, the generators' state, and what the cache it continued from had seen."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ids: Tensor
+    rng: list[Tensor]
+    begun: tuple[Tensor, tuple[int, ...]] | None  # ids and compression points; None: an empty cache
+
+    def without_cache(self) -> dict[str, Any]:
+        """Its keyword arguments, for another cache."""
+        return {name: value for name, value in self.kwargs.items() if name not in CACHE_NAMES}
+
+    @contextmanager
+    def same_randomness(self) -> Iterator[None]:
+        """Inside, sampling draws what it drew in that call; afterwards the generators are where they were."""
+        with torch.random.fork_rng():
+            torch.set_rng_state(self.rng[0])
+            if self.rng[1:]:
+                torch.cuda.set_rng_state_all(self.rng[1:])
+            yield
+
+
+def random_state() -> list[Tensor]:
+    """States of the CPU's and each CUDA device's generator."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]

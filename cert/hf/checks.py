@@ -1,0 +1,123 @@
+"""What is refused, by name, before any work: each line a combination that would go wrong silently."""
+
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from cert.errors import CertError
+from cert.hf.attention import own_implementation
+from cert.hf.cache import FULL, CertifiedCache, layer_types
+from cert.hf.state import OPEN
+
+LAYERS = {FULL, "sliding_attention", "chunked_attention"}
+MODES = {"greedy_search", "sample"}
+BARE = {"custom_generate": "a custom generation loop", "assistant_model": "assisted decoding"}
+
+
+def attention_modules(model: PreTrainedModel) -> list[Any]:
+    """The modules of a decoder whose attention goes through the interface, one a layer."""
+    return [m for m in model.modules() if hasattr(m, "layer_idx") and "attention" in type(m).__name__.lower()]
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Refuse an architecture that the session could not serve; CertError says which part."""
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise CertError(f"{name}: an encoder-decoder; expected a decoder")
+    if not model._can_set_attn_implementation():
+        raise CertError(f"{name}: does not follow transformers' attention interface")
+    if any(id(module) in state.modules for state in OPEN for module in attention_modules(model)):
+        raise CertError(f"{name}: is in another certified() session")
+    if getattr(config, "num_kv_shared_layers", 0) or "reuse" in (getattr(config, "kv_sharing_modes", None) or ()):
+        raise CertError(f"{name}: layers share their keys and values (KV sharing)")
+    kinds = layer_types(model.config)
+    if other := sorted(set(kinds) - LAYERS):
+        raise CertError(f"{name}: layers of kind {other[0]!r}; expected full and sliding attention")
+    if FULL not in kinds:
+        raise CertError(f"{name}: every layer is sliding; no layer with full attention, so nothing to compress")
+    for what in ("attn_logit_softcapping", "use_bidirectional_attention"):
+        if getattr(config, what, None):
+            raise CertError(f"{name}: {what} is set, which the retained attention does not support")
+    _check_modules(model, name, len(kinds))
+
+
+def _check_modules(model: PreTrainedModel, name: str, layers: int) -> None:
+    modules = attention_modules(model)
+    if {module.layer_idx for module in modules} != set(range(layers)):
+        raise CertError(f"{name}: found attention modules for {len(modules)} of {layers} layers")
+    if any(hasattr(module, "sinks") for module in modules):
+        raise CertError(f"{name}: learned sink logits, which the retained attention does not support")
+    for module in modules:
+        before = module.config._attn_implementation
+        own_implementation(module, before)
+        if before not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
+            raise CertError(f"{name}: attention {before!r} has no mask function to delegate to")
+
+
+def check_generate(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse generation modes and caches that a certified cache cannot serve."""
+    for word, what in BARE.items():
+        if kwargs.get(word) is not None:
+            raise CertError(f"{word}: {what} is not supported")
+    given = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    rest = {k: v for k, v in kwargs.items() if k not in ("inputs", "generation_config")}
+    prepare: Any = model._prepare_generation_config
+    config, unused = prepare(given, **rest)
+    mode = config.get_generation_mode(None).value
+    if mode not in MODES or getattr(config, "prompt_lookup_num_tokens", None):
+        raise CertError(f"generation mode {mode!r}: expected greedy search or sampling")
+    if config.cache_implementation not in (None, "dynamic", "hybrid"):
+        raise CertError(f"cache_implementation {config.cache_implementation!r}: expected none (a dynamic cache)")
+    if config.use_cache is False:
+        raise CertError("use_cache=False: there is no cache to compress")
+    check_inputs(unused)
+
+
+def check_inputs(kwargs: dict[str, Any]) -> None:
+    """Refuse inputs whose logical positions the session cannot know."""
+    if kwargs.get("inputs_embeds") is not None:
+        raise CertError("inputs_embeds: expected input_ids, which name the document")
+    mask = kwargs.get("attention_mask")
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        raise CertError("attention_mask: expected a 2-D one, not a prepared (4-D) mask")
+    if not bool((mask == 1).all()):
+        raise CertError("attention_mask with padding: feed rows of one length, or one row at a time")
+
+
+def check_cache(cache: Any, owned: Container[Any]) -> CertifiedCache | None:
+    """The session's own cache, or None where an empty one of generate's kind is to be swapped; refuse all others."""
+    if isinstance(cache, CertifiedCache):
+        if cache not in owned:
+            raise CertError("a certified cache of another session")
+        return cache
+    if cache is not None and (type(cache) is not DynamicCache or cache.offloading):
+        raise CertError(f"{type(cache).__name__}: expected a dynamic cache, neither static, offloaded nor quantized")
+    if isinstance(cache, Cache) and cache.get_seq_length() > 0:
+        raise CertError(f"a cache of {cache.get_seq_length()} tokens: expected an empty one, or session.cache_kwargs")
+    return None
+
+
+def check_full_ids(ids: Tensor, cache: CertifiedCache) -> None:
+    """Continuing needs the full ids: those the cache was fed, and at least one more."""
+    if cache.ids is None:
+        return
+    if ids.shape[1] <= cache.length or not torch.equal(ids[:, : cache.length].cpu(), cache.ids):
+        raise CertError(
+            f"generate with a cache of {cache.length} tokens: expected the full ids, beginning with those tokens, and "
+            f"at least one more; got {ids.shape[1]}"
+        )
+
+
+def prompt_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The token ids [batch, n] generate() was called with."""
+    ids = args[0] if args else kwargs.get("inputs")
+    ids = kwargs.get("input_ids") if ids is None else ids
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.numel() == 0:
+        raise CertError("generate: expected input_ids, a tensor [batch, n] of at least one token")
+    return ids

@@ -1,0 +1,238 @@
+"""One compression event: scores, probabilities, the draw, and the rows that are moved."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cert import allocate, scores
+from cert.attention import per_kv_head, retained_attention
+from cert.certificate import anticipated_variance
+from cert.design import SPARE, protected_set, streaming_probs, topk_set
+from cert.draw import poisson_keep, uniforms
+from cert.errors import CertError
+from cert.hf.cache import CertifiedCache, CertifiedLayer, ids_sha256
+from cert.merge import merged_values
+from cert.policy import Policy
+
+LOGITS_AT_ONCE = 2**22  # of a multi-token step over retained rows, which are processed in pieces
+
+
+def compress(cache: CertifiedCache, seed: int, document: int | str | None) -> None:
+    """Evict down to the policy's budget in every full-attention layer; the cache's own coins decide.
+
+    The first event draws from all tokens, a later one from those still there, by streaming_probs and the ONE permanent
+    coin of each. A second call without new tokens in between changes nothing.
+    """
+    if cache.ids is None:
+        raise CertError("compress: nothing was fed yet")
+    if cache.events and cache.events[-1] == cache.length:
+        return
+    if not cache.documents:
+        cache.documents = _documents(cache.ids, document)
+    cache.events.append(cache.length)
+    layers = cache.compressible
+    before = sum(full_bytes(layer) for layer in layers.values())
+    sums = []
+    for place, (index, layer) in enumerate(layers.items()):
+        if layer.length != cache.length:
+            raise CertError(
+                f"layer {index} holds {layer.length} tokens of {cache.length}: its attention goes elsewhere"
+            )
+        if cache.policy.design == "none":
+            continue
+        coins = _coins(cache, seed, index)
+        event = first_event if layer.log_weight is None else later_event
+        sums.append(event(layer, cache.policy, coins, place, len(layers)))
+        layer.queries = None
+    rows = sum(layer.real.sum().item() for layer in layers.values())
+    logical = sum(layer.real[..., 0].numel() * layer.length for layer in layers.values())
+    cache.realised = rows / logical
+    cache.expected = sum(sums) / logical if sums else 1.0
+    cache.prefix_bytes = (before, sum(kept_bytes(layer) for layer in layers.values()))
+
+
+def _documents(ids: Tensor, document: int | str | None) -> tuple[int | str, ...]:
+    if document is not None and ids.shape[0] > 1:
+        raise CertError(f"document {document!r} for a batch of {ids.shape[0]}: expected None (each row's own SHA-256)")
+    return tuple(ids_sha256(row) for row in ids) if document is None else (document,)
+
+
+def _coins(cache: CertifiedCache, seed: int, index: int) -> Tensor:
+    """[batch, kv_heads, length]: one permanent coin for each token, whatever was evicted since."""
+    keys = cache.compressible[index].stored[0]
+    rows = [uniforms(seed, name, index, keys.shape[1], cache.length, keys.device) for name in cache.documents]
+    return torch.stack(rows)
+
+
+def row_bytes(layer: CertifiedLayer) -> int:
+    """Bytes of one token's key and value in one KV head."""
+    return sum(x.shape[-1] * x.element_size() for x in layer.stored)
+
+
+def full_bytes(layer: CertifiedLayer) -> int:
+    """Bytes of keys and values if nothing had been evicted."""
+    batch, kv_heads = layer.stored[0].shape[:2]
+    return batch * kv_heads * layer.length * row_bytes(layer)
+
+
+def kept_bytes(layer: CertifiedLayer) -> int:
+    """Bytes of the retained keys and values, without padding."""
+    return int(layer.real.sum()) * row_bytes(layer)
+
+
+# ---------------------------------------------------------------- scores
+
+
+def retained_weights(layer: CertifiedLayer, query: Tensor, scale: float, first: int) -> tuple[Tensor, Tensor]:
+    """Attention of m new tokens at positions first.. over the stored rows: (out [batch, m, heads, d], weight).
+
+    Rows are masked by their logical positions, so it is causal among the new tokens whatever was evicted.
+    """
+    assert layer.position is not None
+    k, v = layer.stored
+    at = torch.arange(first, first + query.shape[-2], device=query.device)
+    visible = layer.position[:, None] <= at[:, None, None]  # [batch, m, kv_heads, rows]
+    offset = layer.offset()[:, None].masked_fill(~visible, -math.inf)
+    return retained_attention(query.transpose(1, 2), k[:, None], v[:, None], offset, scale)
+
+
+def pieces(layer: CertifiedLayer, query: Tensor) -> list[tuple[int, Tensor]]:
+    """The new queries [batch, heads, m, d] in pieces that keep memory flat: (place of the first, queries)."""
+    size = max(1, LOGITS_AT_ONCE // max(1, layer.stored[0][0].numel()))
+    return [(start, query[:, :, start : start + size]) for start in range(0, query.shape[2], size)]
+
+
+def attention_share(layer: CertifiedLayer, weight: Tensor) -> Tensor:
+    """Estimated attention p_i = prob_i w_i [batch, kv_heads, rows], summed over steps, averaged over query heads."""
+    grouped = per_kv_head(weight, layer.prob.shape[-2])  # [batch, m, kv_heads, group, rows]
+    return layer.prob * grouped.mean(-2).sum(1)
+
+
+def token_scores(layer: CertifiedLayer, policy: Policy) -> Tensor:
+    """The policy's score of every stored row [batch, kv_heads, rows], 0 at padding."""
+    k, v = layer.stored
+    if policy.score == "h2o":
+        assert layer.mass is not None
+        score = layer.mass
+    elif policy.score == "snapkv":
+        score = _window_score(layer, policy.pool)
+    elif policy.score == "streaming" and layer.position is not None:
+        score = (layer.position + 1) / layer.length
+    else:
+        score = {"streaming": scores.streaming, "knorm": scores.knorm, "constant": scores.constant}[policy.score](k)
+    return (scores.value_weighted(score, v) if policy.value_weighted else score) * layer.real
+
+
+def _window_score(layer: CertifiedLayer, pool: int) -> Tensor:
+    assert layer.queries is not None
+    queries, scale, k = layer.queries, layer.scale, layer.stored[0]
+    if layer.log_weight is None:
+        return scores.snapkv(queries, k, scale, pool)
+    first = layer.length - queries.shape[2]
+    total = torch.zeros(k.shape[:-1], device=k.device)
+    for start, piece in pieces(layer, queries):
+        total = total + attention_share(layer, retained_weights(layer, piece, scale, first + start)[1])
+    total = total / queries.shape[2]
+    return total if pool == 1 else functional.max_pool1d(total, pool, stride=1, padding=pool // 2)
+
+
+# ---------------------------------------------------------------- events
+
+
+def first_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, place: int, places: int) -> float:
+    """Compress a layer that has evicted nothing yet; returns the expected number of retained tokens."""
+    score, (k, v) = token_scores(layer, policy), layer.stored
+    prob, keep = policy.plan(score, coins, place, places)
+    if bool(keep.all()) and bool((prob == 1).all()):
+        return float(keep.sum())
+    if policy.design == "poisson":
+        layer.anticipated = anticipated_variance(score, prob, v)
+    if layer.terms.audit:
+        layer.audit = (k.clone(), v.clone())
+    layer.position = torch.arange(layer.length, dtype=torch.int32, device=keep.device).expand(keep.shape)
+    _evict(layer, policy, keep, prob, score)
+    return float(prob.double().sum())
+
+
+def later_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, place: int, places: int) -> float:
+    """Compress again: overall probabilities by streaming_probs, the same coins; V_ant of the event is added."""
+    assert layer.position is not None
+    score, before, real, v = token_scores(layer, policy), layer.prob, layer.real, layer.stored[1]
+    wanted = _streaming_budgets(layer, policy, score, place, places)
+    prob, keep, expected = before.clone(), real.clone(), 0.0
+    for row, head in torch.cartesian_prod(*(torch.arange(x) for x in real.shape[:2])).tolist():
+        here = real[row, head].nonzero().squeeze(-1)
+        budget = int(wanted[row, head])
+        if budget >= len(here):
+            expected += len(here)
+            continue
+        position = layer.position[row, head, here].long()
+        mine, had = score[row, head, here], before[row, head, here]
+        certain = protected_set(layer.length, policy.sinks, policy.recent, position.device)[position]
+        if policy.design == "topk":
+            keep[row, head, here] = topk_set(mine, budget, certain)
+            expected += budget
+            continue
+        now = streaming_probs(mine, had, budget, certain, policy.floor)
+        prob[row, head, here] = now
+        keep[row, head, here] = certain | poisson_keep(now, coins[row, head, position])
+        expected += float((now / had).double().sum())
+        again = (now / had).clamp(max=1)  # the probability of surviving this event
+        added = anticipated_variance((mine / had)[None], again[None], v[row, head, here][None])
+        assert layer.anticipated is not None
+        layer.anticipated[row, head] += added[0]
+    _evict(layer, policy, keep, prob, score)
+    return expected
+
+
+def _streaming_budgets(layer: CertifiedLayer, policy: Policy, score: Tensor, place: int, places: int) -> Tensor:
+    """Tokens [batch, kv_heads] that a head may keep now: the budget is a fraction of the logical length."""
+    n, width = layer.length, score.shape[-1]
+    low = min(n, policy.sinks + policy.recent + SPARE)
+    mine = allocate.layer_budgets(policy.allocation, policy.tokens(n)[0], places, low, n)[place]
+    if mine >= width:
+        return torch.full(score.shape[:-1], width)
+    return allocate.head_budgets(policy.allocation, mine, score, low)
+
+
+def _evict(layer: CertifiedLayer, policy: Policy, keep: Tensor, prob: Tensor, score: Tensor) -> None:
+    """Move the retained rows to contiguous storage of their own, padded to the fullest head."""
+    (k, v), position = layer.stored, layer.position
+    assert position is not None
+    if policy.compensation == "merge":
+        v = (
+            merged_values(score, k, v, keep & layer.real)
+            if layer.log_weight is None
+            else _merge_real(layer, keep, score)
+        )
+    count = keep.sum(-1)
+    width = int(count.max())
+    order = torch.argsort(~keep, dim=-1, stable=True)[..., :width]
+    padding = torch.arange(width, device=keep.device) >= count[..., None]
+
+    def moved(x: Tensor) -> Tensor:
+        return x.gather(-1, order)
+
+    def moved_rows(x: Tensor) -> Tensor:
+        index = order[..., None].expand(*order.shape, x.shape[-1])
+        return x.gather(-2, index).masked_fill_(padding[..., None], 0)
+
+    layer.keys, layer.values = moved_rows(k), moved_rows(v)
+    layer.position = moved(position).masked_fill_(padding, -1)
+    retained = torch.where(keep, prob.float(), 1.0).clamp(max=1.0)
+    layer.log_weight = (-moved(retained).log()).abs().masked_fill_(padding, -math.inf)
+    layer.evicted = layer.length - count
+    if layer.mass is not None:
+        layer.mass = moved(layer.mass).masked_fill_(padding, 0)
+
+
+def _merge_real(layer: CertifiedLayer, keep: Tensor, score: Tensor) -> Tensor:
+    """merged_values head by head without the padding rows, whose keys are zeros."""
+    k, out = layer.stored[0], layer.stored[1].clone()
+    for row, head in torch.cartesian_prod(*(torch.arange(x) for x in keep.shape[:2])).tolist():
+        here = layer.real[row, head]
+        part = (score[row, head, here][None], k[row, head, here][None], out[row, head, here][None])
+        out[row, head, here] = merged_values(*part, keep[row, head, here][None])[0]
+    return out

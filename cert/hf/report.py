@@ -1,0 +1,171 @@
+"""What a session reports: the certificate of each step, layer and head, and the summary of a request."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
+
+from cert.attention import at_least_float32, full_attention
+from cert.certificate import RequestCertificate, max_term, poisson_variance, radius, request_certificate, tail_flags
+from cert.hf.cache import CertifiedCache, CertifiedLayer
+from cert.hf.compress import full_bytes, kept_bytes
+from cert.hf.state import Block, State
+
+KERNEL = ("torch reference", "the only one built: fast kernels are a separate part of the package")
+OFF = "certificates are switched off (delta=None)"
+NUMBERS = {"certificate": "radius", "assisted_certificate": "assisted"}
+
+
+def certify(layer: CertifiedLayer, out: Tensor, weight: Tensor | None, delta: float) -> dict[str, Tensor]:
+    """Radius, assisted radius and flags [batch, heads] of one step, from the retained rows alone (NaN: undefined)."""
+    heads = out.shape[:-1]
+    if weight is None:  # a layer that has evicted nothing
+        zero, yes = torch.zeros(heads, device=out.device), torch.ones(heads, dtype=torch.bool, device=out.device)
+        return {"radius": zero, "assisted": zero, "exact": yes, "undefined": ~yes}
+    assert layer.evicted is not None and layer.anticipated is not None
+    prob, group = layer.prob, heads[-1] // layer.evicted.shape[-1]
+    exact, undefined = (x.repeat_interleave(group, -1) for x in tail_flags(prob, layer.evicted))
+    var_hat = poisson_variance(weight, prob, layer.stored[1], out)
+    largest = max_term(weight, prob, layer.stored[1], out)
+    anticipated = layer.anticipated.repeat_interleave(group, -1)
+    plain = radius(var_hat, largest, delta)
+    assisted = radius(var_hat, largest, delta, "assisted", anticipated=anticipated.to(plain.dtype))
+    plain, assisted = (x.masked_fill(undefined, torch.nan) for x in (plain, assisted))
+    return {"radius": plain, "assisted": assisted, "exact": exact, "undefined": undefined}
+
+
+def served_error(layer: CertifiedLayer, query: Tensor, out: Tensor) -> Tensor:
+    """||o_hat - o|| [batch, heads], o over every row ever written, for the query as it was served."""
+    if layer.audit is None:
+        return torch.zeros(out.shape[:-1], device=out.device)
+    return (full_attention(query, *layer.audit, layer.scale) - out).norm(dim=-1)
+
+
+def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: Tensor, weight: Tensor | None) -> None:
+    """Called by each compressible layer of a forward: the step of its last token; query, out [batch, heads, d]."""
+    cache, options = state.running, state.options
+    if cache is None or not cache.events or state.feeding:
+        return
+    delta = None if cache.policy.no_certificate is not None else options.delta
+    if delta is not None or options.audit:
+        out = at_least_float32(out)
+        no = torch.zeros(out.shape[:-1], dtype=torch.bool, device=out.device)
+        found: dict[str, Any] = {"radius": None, "assisted": None, "exact": no, "undefined": no}
+        if delta is not None:
+            found = certify(layer, out, weight, delta)
+        err = served_error(layer, query, out) if options.audit else None
+        place = (state.request, state.step, index, layer.length - 1)
+        state.blocks.append(Block(*place, out_norm=out.norm(dim=-1), err=err, **found))
+    if index == max(cache.compressible):
+        state.step += 1
+        if options.callback is not None and delta is not None:
+            options.callback(_token(state))
+
+
+def _token(state: State) -> dict[str, Any]:
+    """The certificate of the step that has just ended, over its layers and heads: what a callback is given."""
+    blocks = [b for b in state.blocks[-len(state.modules) :] if (b.request, b.step) == (state.request, state.step - 1)]
+    r = torch.stack([b.radius for b in blocks if b.radius is not None]).float().flatten(1)
+    norm = torch.stack([b.out_norm for b in blocks]).float().flatten(1)
+    found = request_certificate(r[:, None], norm[:, None])
+    place = {"request": state.request, "step": state.step - 1, "position": blocks[0].position}
+    return place | {"certificate": found.value, "undefined_share": found.undefined_share}
+
+
+def table(state: State) -> dict[str, list[Any]]:
+    """Columns of equal length, one entry a request, step, layer and query head; `pandas.DataFrame(...)` takes it."""
+    names = ["request", "step", "layer", "head", "position", "radius", "relative", "out_norm", "assisted"]
+    names += ["exact", "undefined", "reason"] + (["err"] if state.options.audit else [])
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for block in state.blocks:
+        batch, heads = block.out_norm.shape
+        count = batch * heads
+        relative = None if block.radius is None else block.radius / block.out_norm
+        columns["request"] += [block.request + row for row in range(batch) for _ in range(heads)]
+        columns["head"] += list(range(heads)) * batch
+        for name in ("step", "layer", "position"):
+            columns[name] += [getattr(block, name)] * count
+        columns["relative"] += _numbers(relative, count)
+        for name in ("radius", "out_norm", "assisted", "exact", "undefined"):
+            columns[name] += _numbers(getattr(block, name), count)
+        columns["reason"] += [state.reasons[block.request] if block.radius is None else None] * count
+        if "err" in columns:
+            columns["err"] += _numbers(block.err, count)
+    return columns
+
+
+def _numbers(x: Tensor | None, count: int) -> list[Any]:
+    """Plain values, None for what is absent or not a number."""
+    if x is None:
+        return [None] * count
+    return [None if value != value else value for value in x.flatten().tolist()]
+
+
+def request_number(state: State, request: int, which: str = "radius") -> RequestCertificate | None:
+    """The request certificate over compressed layers, steps and heads; None where the composition has none."""
+    own = [b for b in state.blocks if b.request <= request < b.request + b.out_norm.shape[0]]
+    if state.reasons.get(request) is not None or any(getattr(b, which) is None for b in own):
+        return None
+    layers = sorted({b.layer for b in own})
+    if not layers:
+        return request_certificate(torch.zeros(0, 0, 0), torch.zeros(0, 0, 0))
+
+    def cube(read: Callable[[Block], Tensor]) -> Tensor:
+        by_layer = [[read(b)[request - b.request].float().cpu() for b in own if b.layer == i] for i in layers]
+        return torch.stack([torch.stack(steps) for steps in by_layer])
+
+    return request_certificate(cube(lambda b: getattr(b, which)), cube(lambda b: b.out_norm))
+
+
+def storage_bytes(cache: CertifiedCache) -> dict[str, int]:
+    """Bytes the cache holds, by kind; together they are the bytes of its tensors' storages."""
+    found = dict.fromkeys(("cache_bytes_before", "cache_bytes_after", "padding_bytes", "scalar_bytes"), 0)
+    found |= dict.fromkeys(("audit_bytes", "score_bytes", "sliding_bytes"), 0)
+    for layer in cache.layers:
+        if not isinstance(layer, DynamicLayer) or not layer.is_initialized:
+            continue
+        stored = _size(layer.keys, layer.values)
+        if not isinstance(layer, CertifiedLayer):
+            found["sliding_bytes"] += stored
+            continue
+        found["cache_bytes_before"] += full_bytes(layer)
+        found["cache_bytes_after"] += kept_bytes(layer)
+        found["padding_bytes"] += stored - kept_bytes(layer)
+        found["scalar_bytes"] += _size(layer.log_weight, layer.position, layer.evicted, layer.anticipated)
+        found["score_bytes"] += _size(layer.queries, layer.mass)
+        found["audit_bytes"] += _size(*(layer.audit or ()))
+    return found
+
+
+def _size(*tensors: Tensor | None) -> int:
+    return sum(x.untyped_storage().nbytes() for x in tensors if x is not None)
+
+
+def summary(state: State, cache: CertifiedCache, request: int) -> dict[str, Any]:
+    """One request in numbers: certificates, budgets, bytes by kind, the kernel and why, prefill tokens spent."""
+    policy, n = cache.policy, (cache.events or [cache.length])[-1]
+    tokens, raised = policy.tokens(n) if n else (0, False)
+    numbers = {name: request_number(state, request, which) for name, which in NUMBERS.items()}
+    nominal = policy.budget if policy.budget is not None else min(1.0, (policy.budget_tokens or n) / max(n, 1))
+    return {
+        "request": request,
+        **{name: None if one is None else asdict(one) for name, one in numbers.items()},
+        "no_certificate": state.reasons.get(request),
+        "documents": cache.documents,
+        "nominal_budget": nominal,
+        "budget_tokens": tokens,
+        "expected_budget": cache.expected,
+        "realised_budget": cache.realised,
+        "budget_raised": raised,
+        "compressions": len(cache.events),
+        "prefix_bytes_before": cache.prefix_bytes[0],
+        "prefix_bytes_after": cache.prefix_bytes[1],
+        **storage_bytes(cache),
+        "kernel": KERNEL[0],
+        "kernel_why": KERNEL[1],
+        "prefill_tokens": state.prefill_tokens,
+        "rerun_prefill_tokens": state.rerun_tokens,
+    }

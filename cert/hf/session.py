@@ -1,0 +1,264 @@
+"""certified(): a session on one model. The ordinary generate() runs on a certified cache; in the end all is undone."""
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from cert.certificate import DELTA
+from cert.errors import CertError
+from cert.hf import checks, report
+from cert.hf.attention import NAME, close_state, open_state
+from cert.hf.cache import CertifiedCache
+from cert.hf.call import CACHE_NAMES, Call, random_state
+from cert.hf.compress import compress
+from cert.hf.state import Callback, Options, State
+from cert.policy import Policy
+
+
+@contextmanager
+def certified(  # noqa: PLR0913 - the public surface; all but model and policy have defaults
+    model: PreTrainedModel,
+    policy: Policy,
+    delta: float | None = DELTA,
+    seed: int = 0,
+    document: int | str | None = None,
+    audit: bool = False,
+    compress_every: int | None = None,
+    callback: Callback | None = None,
+) -> Iterator["Session"]:
+    """Serve this model from certified caches until the block ends, also by an exception; then it is as it was.
+
+    delta: level of the certificates; None switches them off, and they then cost nothing. seed, document: address of
+    the coins; document defaults to the SHA-256 of the token ids at the first compression. audit: keep every row ever
+    written aside and report the served error. compress_every: once compressed, compress again after so many new tokens
+    (streaming, or a cache that outgrows its budget while generating). callback: is given each step's certificate.
+    Raises CertError, naming what is not supported, before any work.
+    """
+    checks.check_model(model)
+    session = Session(model, Options(policy, delta, seed, document, audit, compress_every, callback))
+    try:
+        session._open()
+        yield session
+    finally:
+        session._close()
+
+
+class Session(State):
+    """An open certified() block. A request is one generate(), or one fresh cache in a loop of your own."""
+
+    def __init__(self, model: PreTrainedModel, options: Options) -> None:
+        super().__init__(options)
+        self.model = model
+        self.cache: CertifiedCache | None = None  # of the last forward
+        self._policy = options.policy  # what new caches get: another one while escalating
+        self._owned: WeakSet[CertifiedCache] = WeakSet()
+        self._prompt: int | None = None  # length of generate's prompt, while it runs
+        self._plain = False  # recompute(): the model alone
+        self._last: Call | None = None
+        self._parameters = list(inspect.signature(model.forward).parameters)
+        self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
+        self._keyword = next(name for name in CACHE_NAMES if name in self._parameters)
+
+    # ------------------------------------------------------------ in and out
+
+    def _open(self) -> None:
+        for module in self.model.modules():
+            config = getattr(module, "config", None)
+            if config is not None and hasattr(config, "_attn_implementation"):
+                self.before[id(config)] = (config, config._attn_implementation)
+        self.modules = {id(module): module for module in checks.attention_modules(self.model)}
+        open_state(self)
+        self._take_over()
+        self._hook = self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        self._generate: Any = self.model.generate
+        self.model.generate = self._checked_generate  # type: ignore[assignment] # on this instance, until the end
+
+    def _take_over(self) -> None:
+        self.model.set_attn_implementation(NAME)
+        if any(module.config._attn_implementation != NAME for module in self.modules.values()):
+            raise CertError(f"{type(self.model).__name__}: did not take the attention implementation {NAME!r}")
+
+    def _restore(self) -> None:
+        for config, implementation in self.before.values():
+            config._attn_implementation_internal = implementation
+
+    def _close(self) -> None:
+        if "generate" in self.model.__dict__:
+            del self.model.generate
+        if hasattr(self, "_hook"):
+            self._hook.remove()
+        self._restore()
+        close_state(self)
+        self.running = None
+        for cache in self._owned:
+            cache.terms.closed = True
+
+    # ------------------------------------------------------------ the forward
+
+    def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
+        """Swap an empty cache for ours, and compress before the token that follows the prefill."""
+        if self._plain:
+            return None
+        kwargs = dict(zip(self._parameters, args, strict=False)) | kwargs
+        given = next((x for x in [kwargs.pop(name, None) for name in CACHE_NAMES] if x is not None), None)
+        checks.check_inputs(kwargs)
+        use_cache = kwargs.get("use_cache")
+        if given is None and not (self.model.config.get_text_config().use_cache if use_cache is None else use_cache):
+            self.running = None
+            return (), kwargs
+        ids = kwargs["input_ids"]
+        cache = checks.check_cache(given, self._owned) or self._fresh(len(ids))
+        if not self.feeding and self._due(cache, ids.shape[1]):
+            self._compress(cache)
+        if not cache.events or self.feeding:
+            self.prefill_tokens += ids.numel()
+        cache.feed(ids)
+        self.cache = self.running = cache
+        return (), kwargs | {self._keyword: cache}
+
+    def _fresh(self, rows: int) -> CertifiedCache:
+        cache = CertifiedCache(self.model.config, self._policy, self.options.audit)
+        self._owned.add(cache)
+        self._begin(rows)
+        return cache
+
+    def _begin(self, rows: int) -> None:
+        """A new request: its number, and why it has no certificate if so."""
+        self.request, self.step = max(self.reasons, default=-1) + 1, 0
+        reason = self._policy.no_certificate or (report.OFF if self.options.delta is None else None)
+        self.reasons |= {self.request + row: reason for row in range(rows)}
+
+    def _due(self, cache: CertifiedCache, new: int) -> bool:
+        """Whether the prefill has ended, or enough tokens came since the last compression."""
+        if cache.length == 0:
+            return False
+        if cache.events:
+            every = self.options.compress_every
+            return every is not None and cache.length - cache.events[-1] >= every
+        return new == 1 if self._prompt is None else cache.length >= self._prompt
+
+    def _compress(self, cache: CertifiedCache) -> None:
+        compress(cache, self.options.seed, self.options.document)
+
+    # ------------------------------------------------------------ what the user calls
+
+    @property
+    def certificates(self) -> dict[str, list[Any]]:
+        """Columns request, step, layer, head, position, radius, relative, out_norm, assisted, flags, reason (and err)."""
+        return report.table(self)
+
+    def summary(self, request: int | None = None) -> dict[str, Any]:
+        """Of the last request, or of `request`: certificate, budgets, bytes by kind, kernel and why, prefill tokens."""
+        return report.summary(self, self._current(), self.request if request is None else request)
+
+    @property
+    def cache_kwargs(self) -> dict[str, CertifiedCache]:
+        """How generate() or a forward continues from the session's cache, given the full ids."""
+        return {self._keyword: self._current()}
+
+    def _current(self) -> CertifiedCache:
+        if self.cache is None:
+            raise CertError("the session has no cache yet: prefill() or generate() first")
+        return self.cache
+
+    @torch.no_grad()
+    def prefill(self, ids: Tensor | list[int], chunk: int | None = None) -> None:
+        """Feed token ids without compressing, appended to the session's cache; reset() first for a new document.
+
+        ids [n] or [batch, n]; chunk: tokens a forward, all at once by default.
+        """
+        rows = torch.as_tensor(ids, device=self.model.device)
+        rows = rows[None] if rows.ndim == 1 else rows
+        self.feeding = True
+        try:
+            for part in rows.split(chunk or max(1, rows.shape[1]), dim=1):
+                given = {} if self.cache is None else {self._keyword: self.cache}
+                self.model(input_ids=part, use_cache=True, **given, **self._last_logits)
+        finally:
+            self.feeding = False
+
+    def compress(self) -> None:
+        """Compress now: after the context (agnostic), after a turn (streaming)."""
+        self._compress(self._current())
+
+    def reset(self) -> None:
+        """The next prefill() begins a new conversation; what was recorded stays."""
+        self.cache = self.running = None
+
+    def escalate(self, budget: float) -> Any:
+        """Run the last generate() again at a larger budget with the same coins: the retained set is a superset.
+
+        Returns what generate() returns. Raises CertError for a smaller budget, or where nothing was generated.
+        """
+        call, policy, spent = self._call(), self.options.policy, self.prefill_tokens
+        if policy.design == "none" or (policy.budget is not None and budget < policy.budget):
+            raise CertError(f"escalate to {budget}: expected a budget of at least the present {policy.budget or 1.0}")
+        self._policy = policy.with_budget(budget)
+        try:
+            cache = None if call.begun is None else self._replay(*call.begun)
+            kwargs = call.without_cache() | ({} if cache is None else {self._keyword: cache})
+            with call.same_randomness():
+                return self._run(cache, call.ids, call.args, kwargs)
+        finally:
+            self._policy = policy
+            self.rerun_tokens += self.prefill_tokens - spent
+
+    def recompute(self) -> Any:
+        """Run the last generate() again on the model alone, full cache; returns what generate() returns."""
+        call = self._call()
+        self.prefill_tokens += call.ids.numel()
+        self.rerun_tokens += call.ids.numel()
+        self._plain = True
+        self._restore()
+        try:
+            with call.same_randomness():
+                return self._generate(*call.args, **call.without_cache())
+        finally:
+            self._plain = False
+            self._take_over()
+
+    # ------------------------------------------------------------ generate
+
+    def _checked_generate(self, *args: Any, **kwargs: Any) -> Any:
+        """generate(), refused by name where it cannot be served, its arguments kept."""
+        checks.check_generate(self.model, args, kwargs)
+        cache = checks.check_cache(
+            next((kwargs[x] for x in CACHE_NAMES if kwargs.get(x) is not None), None), self._owned
+        )
+        ids = checks.prompt_ids(args, kwargs)
+        if cache is not None:
+            checks.check_full_ids(ids, cache)
+        begun = None if cache is None or cache.ids is None else (cache.ids, tuple(cache.events))
+        self._last = Call(args, dict(kwargs), ids, random_state(), begun)
+        return self._run(cache, ids, args, kwargs)
+
+    def _run(self, cache: CertifiedCache | None, ids: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if cache is not None and self.step:
+            self._begin(len(ids))
+        self._prompt = ids.shape[1]
+        try:
+            return self._generate(*args, **kwargs)
+        finally:
+            self._prompt = None
+
+    def _call(self) -> Call:
+        if self._last is None:
+            raise CertError("nothing to run again: no generate() in this session yet")
+        return self._last
+
+    def _replay(self, ids: Tensor, events: tuple[int, ...]) -> CertifiedCache:
+        """A cache that was fed and compressed at the same places as the one the last generate() was given."""
+        self.reset()
+        cuts = sorted({0, *events, ids.shape[1]})
+        for start, end in itertools.pairwise(cuts):
+            self.prefill(ids[:, start:end])
+            if end in events:
+                self.compress()
+        return self._current()

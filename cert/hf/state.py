@@ -1,0 +1,69 @@
+"""What an open session knows: options, the modules it serves, the running forward, and what was recorded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from cert.certificate import DELTA
+from cert.errors import CertError
+from cert.hf.cache import CertifiedCache
+from cert.policy import Policy
+
+Callback = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What certified() was asked for."""
+
+    policy: Policy
+    delta: float | None = DELTA
+    seed: int = 0
+    document: int | str | None = None
+    audit: bool = False
+    compress_every: int | None = None
+    callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise CertError(f"delta {self.delta}: expected a level between 0 and 1, or None for no certificates")
+        if self.compress_every is not None and self.compress_every < 1:
+            raise CertError(f"compress_every {self.compress_every}: expected at least 1 token")
+
+
+@dataclass
+class Block:
+    """One step of one layer, all rows and query heads: [batch, heads] each; radii None where there is no certificate."""
+
+    request: int  # of the first row; row b is request + b
+    step: int
+    layer: int
+    position: int
+    out_norm: Tensor
+    radius: Tensor | None
+    assisted: Tensor | None
+    exact: Tensor
+    undefined: Tensor
+    err: Tensor | None
+
+
+@dataclass
+class State:
+    """The part of a session that attention and report read and write."""
+
+    options: Options
+    before: dict[int, tuple[Any, str]] = field(default_factory=dict)  # id(config) -> config, its implementation
+    modules: dict[int, Any] = field(default_factory=dict)  # id(attention module) -> module
+    running: CertifiedCache | None = None  # the cache of the forward under way
+    feeding: bool = False  # session.prefill(): neither compress nor record
+    blocks: list[Block] = field(default_factory=list)
+    reasons: dict[int, str | None] = field(default_factory=dict)  # request -> why it has no certificate
+    request: int = -1
+    step: int = 0
+    prefill_tokens: int = 0
+    rerun_tokens: int = 0
+
+
+OPEN: list[State] = []  # the sessions that are open
