@@ -60,6 +60,7 @@ class Session(State):
         self._policy = options.policy  # what new caches get: another one while escalating
         self._owned: WeakSet[CertifiedCache] = WeakSet()
         self._prompt: int | None = None  # length of generate's prompt, while it runs
+        self._talking = False  # whether prefill() goes on with the cache there is
         self._plain = False  # recompute(): the model alone
         self._last: Call | None = None
         self._parameters = list(inspect.signature(model.forward).parameters)
@@ -170,10 +171,14 @@ class Session(State):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor | list[int], chunk: int | None = None) -> None:
-        """Feed token ids without compressing, appended to the session's cache; reset() first for a new document.
+        """Feed token ids without compressing, appended to the session's conversation; reset() begins another one.
 
-        ids [n] or [batch, n]; chunk: tokens a forward, all at once by default.
+        A generate() from an empty cache is none, unless compress() or cache_kwargs went on with it: prefill() then
+        begins anew. ids [n] or [batch, n]; chunk: tokens a forward, all at once by default.
         """
+        if not self._talking:
+            self.reset()
+        self._talking = True
         rows = torch.as_tensor(ids, device=self.model.device)
         rows = rows[None] if rows.ndim == 1 else rows
         self.feeding = True
@@ -187,6 +192,7 @@ class Session(State):
     def compress(self) -> None:
         """Compress now: after the context (agnostic), after a turn (streaming)."""
         self._compress(self._current())
+        self._talking = True
 
     def reset(self) -> None:
         """The next prefill() begins a new conversation; what was recorded stays."""
@@ -242,7 +248,7 @@ class Session(State):
     def _run(self, cache: CertifiedCache | None, ids: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if cache is not None and self.step:
             self._begin(len(ids))
-        self._prompt = ids.shape[1]
+        self._prompt, self._talking = ids.shape[1], cache is not None
         try:
             return self._generate(*args, **kwargs)
         finally:

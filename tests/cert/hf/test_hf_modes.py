@@ -1,0 +1,232 @@
+"""The modes agree with one another: generate and a loop, chunks, orders, questions, budgets, turns."""
+
+import pytest
+import torch
+from oracle import FAMILIES, kept_sets, tiny, tokens
+
+from cert import draw
+from cert.errors import CertError
+from cert.hf import certified
+from cert.policy import PRESETS, Policy
+
+SMALL = {"sinks": 2, "recent": 8, "window": 8}
+CONTEXT, QUESTION, OTHER = tokens(160), tokens(5, 2), tokens(5, 4)
+GENERATE = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+
+
+def policy(name: str = "certified", budget: float = 0.35, **changes: object) -> Policy:
+    return Policy.preset(name, **{"budget": budget, **SMALL, **changes})
+
+
+def logits(out: object) -> torch.Tensor:
+    return torch.cat(out.logits)
+
+
+@torch.no_grad()
+def loop(model, ids: torch.Tensor, answer: torch.Tensor, cuts: list[int], true: bool = True) -> torch.Tensor:  # noqa: ANN001
+    """Prefill in pieces, then feed the answer token by token, positions given: the logits of each step."""
+    cache, found, start = None, [], 0
+    for part in [*ids.tensor_split(cuts, dim=1), *answer.split(1, dim=1)]:
+        position = torch.arange(start, start + part.shape[1])[None]
+        given = {"position_ids": position} if true else {}
+        out = model(input_ids=part, use_cache=True, cache=cache, **given)
+        cache, start = out.cache, start + part.shape[1]
+        found.append(out.logits[:, -1])
+    return torch.cat(found[len(cuts) :])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["certified", "snapkv", "h2o"])
+def test_generate_and_a_loop_with_true_positions_agree(family: str, name: str) -> None:
+    model = tiny(family)
+    with certified(model, policy(name)) as session:
+        out = model.generate(CONTEXT, **GENERATE)
+        answer, kept = out.sequences[:, 160:-1], kept_sets(session.cache)
+        for true in (True, False):
+            torch.testing.assert_close(loop(model, CONTEXT, answer, [], true), logits(out), rtol=0, atol=1e-5)
+            assert kept_sets(session.cache) == kept
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "full"])
+def test_chunks_keep_the_same_set(family: str, name: str) -> None:
+    """Chunks of 32 of 160 tokens and of 53, whose last is a single token: the prefill ends where the prompt does."""
+    model = tiny(family)
+    with certified(model, policy(name)) as session:
+        out = model.generate(CONTEXT, **GENERATE)
+        kept = kept_sets(session.cache)
+        for chunk in (32, 53):
+            again = model.generate(CONTEXT, prefill_chunk_size=chunk, **GENERATE)
+            assert kept_sets(session.cache) == kept
+            torch.testing.assert_close(logits(again), logits(out), rtol=0, atol=1e-4)
+        loop(model, CONTEXT, out.sequences[:, 160:-1], [32, 64, 96, 128])
+        assert kept_sets(session.cache) == kept
+        session.reset()
+        session.prefill(CONTEXT[0].tolist(), chunk=32)
+        session.compress()
+        assert {i: [[[x for x in h if x < 160] for h in r] for r in rows] for i, rows in kept.items()} == {
+            i: rows for i, rows in kept_sets(session.cache).items()
+        } or name == "h2o"
+
+
+def test_order_does_not_matter_and_nothing_leaks() -> None:
+    """[A, B], [B, A] and fresh models: the same text, sets and certificates; three samples, each to its budget."""
+    documents = {"a": tokens(160, 11), "b": tokens(200, 12), "c": tokens(90, 13)}
+
+    def run(order: str, model: object) -> dict[str, object]:
+        found = {}
+        with certified(model, policy()) as session:
+            for number, name in enumerate(order):
+                out = model.generate(documents[name], **GENERATE)
+                table = session.certificates
+                rows = [i for i, request in enumerate(table["request"]) if request == number]
+                found[name] = (
+                    out.sequences.tolist(), kept_sets(session.cache), [table["radius"][i] for i in rows],
+                    [table["step"][i] for i in rows], session.summary()["realised_budget"], len(session.cache.layers),
+                )  # fmt: skip
+        return found
+
+    model = tiny()
+    first = run("abc", model)
+    assert first == run("cba", model) == {name: run(name, tiny())[name] for name in "abc"}
+    assert all(abs(found[4] - 0.35) < 0.06 for found in first.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_question_at_once_equals_one_by_one(family: str) -> None:
+    model = tiny(family)
+    with certified(model, policy()) as session, torch.no_grad():
+        found = []
+        for parts in ([QUESTION], QUESTION.split(1, dim=1)):
+            session.reset()
+            session.prefill(CONTEXT)
+            session.compress()
+            found.append(torch.cat([model(input_ids=p, **session.cache_kwargs).logits for p in parts], dim=1))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+
+
+def test_agnostic_sets_do_not_see_the_question_and_aware_ones_do() -> None:
+    model = tiny()
+    agnostic, aware = [], []
+    with certified(model, policy(), document="d") as session:
+        for question in (QUESTION, OTHER):
+            full = torch.cat([CONTEXT, question], dim=1)
+            session.reset()
+            session.prefill(CONTEXT)
+            session.compress()
+            model.generate(full, **session.cache_kwargs, **GENERATE)
+            layers = session.cache.compressible.values()
+            agnostic.append([(x.keys[..., :40, :].clone(), x.log_weight[..., :40], x.position[..., :40]) for x in layers])
+            model.generate(full, **GENERATE)
+            aware.append({i: [[x for x in h if x < 140] for h in rows[0]] for i, rows in kept_sets(session.cache).items()})
+    assert all(torch.equal(a, b) for one, other in zip(*agnostic, strict=True) for a, b in zip(one, other, strict=True))
+    assert aware[0] != aware[1]
+
+
+@pytest.mark.parametrize("agnostic", [False, True])
+def test_escalation_keeps_a_superset_with_the_same_coins(agnostic: bool) -> None:
+    model, full = tiny(), torch.cat([tokens(300), QUESTION], dim=1)
+    with certified(model, policy(budget=0.25)) as session:
+        if agnostic:
+            session.prefill(full[:, :300])
+            session.compress()
+        out = model.generate(full, **(session.cache_kwargs if agnostic else {}), **GENERATE)
+        small = kept_sets(session.cache)
+        spent = session.summary()["prefill_tokens"]
+        more = session.escalate(budget=0.5)
+        large, summary = kept_sets(session.cache), session.summary()
+        assert summary["nominal_budget"] == 0.5 and abs(summary["realised_budget"] - 0.5) < 0.05
+        assert summary["prefill_tokens"] - spent == summary["rerun_prefill_tokens"] == (300 if agnostic else 305)
+        same = session.escalate(budget=0.25)
+        assert torch.equal(same.sequences, out.sequences) and kept_sets(session.cache) == small
+        with pytest.raises(CertError, match="at least"):
+            session.escalate(budget=0.1)
+        assert sorted(set(session.certificates["request"])) == [0, 1, 2]
+    assert more.sequences.shape == out.sequences.shape
+    n = 300 if agnostic else 305
+    for index, rows in small.items():
+        for few, many in zip(rows[0], large[index][0], strict=True):
+            assert {x for x in few if x < n} < {x for x in many if x < n}
+
+
+def test_streaming_keeps_stored_probabilities_true() -> None:
+    """Ten turns, permanent coins: what is left of a token's trials is its stored probability, within 4.5 errors."""
+    model, turns, trials = tiny(num_hidden_layers=1), tokens(240, 21).split(24, dim=1), 150
+    left, sums = torch.zeros(240), torch.zeros(240)
+    composed = Policy(score="constant", design="poisson", budget=0.3, certain_share=0.0, **SMALL)
+    with certified(model, composed, document="d", delta=None) as session:
+        for trial in range(trials):
+            session.reset()
+            session.options = type(session.options)(composed, None, seed=trial, document="d")
+            for turn in turns:
+                session.prefill(turn)
+                session.compress()
+            layer = session.cache.layers[0]
+            here = ~layer.log_weight.isinf()
+            for head in range(2):
+                left[layer.position[0, head][here[0, head]].long()] += 1
+                sums[layer.position[0, head][here[0, head]].long()] += layer.log_weight[0, head][here[0, head]].exp()
+    middle = slice(2, 232)  # the expected sum of weights of a token is 1 a trial, whatever its probability
+    p = (left / sums.clamp(min=1e-9))[middle]
+    error = ((1 - p) / p / (2 * trials)).sqrt()
+    assert ((sums[middle] / (2 * trials) - 1).abs() < 4.5 * error.clamp(min=0.02)).all()
+    assert abs(float(sums[middle].mean()) / (2 * trials) - 1) < 0.03
+
+
+def test_streaming_probabilities_only_fall_and_coins_stay() -> None:
+    model = tiny()
+    with certified(model, policy(), seed=9, document="talk") as session:
+        before: dict[tuple[int, int, int], float] = {}
+        for turn in (tokens(120, 5), tokens(60, 6), tokens(60, 7)):
+            session.prefill(turn)
+            session.compress()
+            now = {}
+            for index, layer in session.cache.compressible.items():
+                u = draw.uniforms(9, "talk", index, 2, layer.length)
+                for head in range(2):
+                    for place, prob in zip(layer.position[0, head].tolist(), layer.prob[0, head].tolist(), strict=True):
+                        if place >= 0:
+                            now[index, head, place] = prob
+                            assert u[head, place] <= prob + 1e-6
+                            assert prob <= before.get((index, head, place), 1.0) + 1e-6
+            assert {key for key in now if key in before or key[2] >= layer.length - turn.shape[1]} == set(now)
+            before = now
+        kept = [len(h) for rows in kept_sets(session.cache).values() for h in rows[0]]
+        assert abs(sum(kept) / len(kept) / 240 - 0.35) < 0.06
+        session.compress()
+        assert [len(h) for rows in kept_sets(session.cache).values() for h in rows[0]] == kept
+
+
+@pytest.mark.parametrize("name", ["certified", "h2o", "snapkv", "streaming_llm", "merge"])
+def test_a_cache_that_outgrows_its_budget_while_generating(name: str) -> None:
+    model, budget = tiny(), {"budget": None, "budget_tokens": 60}
+    with certified(model, policy(name, **budget), compress_every=10) as session:
+        model.generate(tokens(20), **{**GENERATE, "max_new_tokens": 150})
+        summary, kept = session.summary(), kept_sets(session.cache)
+        assert summary["compressions"] == 15 and session.cache.length == 169
+        assert max(len(h) for rows in kept.values() for h in rows[0]) <= 60 + 10 + 25
+        steps = [s for s, r in zip(session.certificates["step"], session.certificates["radius"], strict=True) if r]
+        assert bool(steps) == (name == "certified")
+
+
+def test_a_cache_of_another_conversation_is_refused() -> None:
+    model = tiny()
+    with certified(model, policy()) as session:
+        session.prefill(CONTEXT)
+        session.compress()
+        for ids in (CONTEXT, CONTEXT[:, :50], tokens(170, 9)):
+            with pytest.raises(CertError, match="the full ids"):
+                model.generate(ids, **session.cache_kwargs)
+        kept = session.cache_kwargs
+    with certified(model, policy()) as session, pytest.raises(CertError, match="another session"), torch.no_grad():
+        model(input_ids=QUESTION, **kept)
+
+
+def test_both_names_of_the_cache_are_understood() -> None:
+    model = tiny()
+    with certified(model, policy()) as session, torch.no_grad():
+        session.prefill(CONTEXT)
+        session.compress()
+        cache = session.cache
+        model(input_ids=QUESTION, past_key_values=cache)
+        assert cache.length == 165

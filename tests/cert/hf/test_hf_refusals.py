@@ -1,0 +1,125 @@
+"""Refused by name, before any work; each of these would otherwise go wrong silently."""
+
+import pytest
+import torch
+from oracle import tiny, tokens
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
+
+from cert.errors import CertError
+from cert.hf import CertifiedCache, certified
+from cert.policy import Policy
+
+POLICY = Policy.preset("certified", budget=0.4)
+IDS = tokens(80)
+
+
+def other(kind: str, **changes: object) -> torch.nn.Module:
+    small = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256}  # fmt: skip
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**small, **changes})).eval()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: other("mistral", sliding_window=16), "every layer is sliding"),
+        (lambda: other("gemma2"), "attn_logit_softcapping"),
+        (lambda: other("gpt_oss", num_local_experts=2, num_experts_per_tok=1), "sink"),
+        (lambda: other("bloom", hidden_size=32, n_head=4, n_layer=2), "attention interface"),
+        (lambda: other("t5gemma") if False else tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
+    ],
+)
+def test_models(build: object, message: str) -> None:
+    model = build()
+    with pytest.raises(CertError, match=message), certified(model, POLICY):
+        raise AssertionError("the block ran")
+    assert "generate" not in model.__dict__ and not model._forward_pre_hooks
+
+
+def test_layers_that_share_their_keys_and_values() -> None:
+    model = tiny()
+    model.config.num_kv_shared_layers = 1
+    with pytest.raises(CertError, match="KV sharing"), certified(model, POLICY):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_beams": 2}, "beam_search"),
+        ({"num_beams": 2, "do_sample": True}, "beam_sample"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
+        ({"prompt_lookup_num_tokens": 3}, "generation mode"),
+        ({"assistant_model": object()}, "assisted"),
+        ({"cache_implementation": "static"}, "static"),
+        ({"cache_implementation": "offloaded"}, "offloaded"),
+        ({"cache_implementation": "quantized"}, "quantized"),
+        ({"use_cache": False}, "no cache"),
+        ({"attention_mask": torch.tensor([[0] * 3 + [1] * 77])}, "padding"),
+        ({"custom_generate": lambda *a, **k: None}, "custom"),
+    ],
+)  # fmt: skip
+def test_generation_modes(arguments: dict[str, object], message: str) -> None:
+    model = tiny()
+    with certified(model, POLICY) as session:
+        with pytest.raises(CertError, match=message):
+            model.generate(IDS, max_new_tokens=3, **arguments)
+        assert session.cache is None and session.prefill_tokens == 0
+        assert model.generate(IDS, max_new_tokens=3).shape == (1, 83)
+
+
+def test_inputs_and_caches_of_a_forward() -> None:
+    model = tiny()
+    full = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=IDS, cache=full)
+    refused = [
+        ({"inputs_embeds": torch.zeros(1, 4, 32)}, "inputs_embeds"),
+        ({"input_ids": IDS, "attention_mask": torch.ones(1, 1, 80, 80)}, "4-D"),
+        ({"input_ids": IDS, "attention_mask": torch.tensor([[1] * 79 + [0]])}, "padding"),
+        ({"input_ids": IDS, "cache": StaticCache(config=model.config, max_cache_len=90)}, "StaticCache"),
+        ({"input_ids": IDS, "cache": full}, "a cache of 80 tokens"),
+        ({"input_ids": IDS, "cache": CertifiedCache(model.config, POLICY)}, "another session"),
+    ]
+    with certified(model, POLICY) as session, torch.no_grad():
+        for inputs, message in refused:
+            with pytest.raises(CertError, match=message):
+                model(**inputs)
+        assert session.cache is None
+
+
+def test_a_left_padded_batch_and_a_document_for_two() -> None:
+    model, mask = tiny(), torch.ones(2, 80, dtype=torch.long)
+    mask[0, :7] = 0
+    with certified(model, POLICY, document="one") as session:
+        with pytest.raises(CertError, match="padding"):
+            model.generate(IDS.expand(2, -1), attention_mask=mask, max_new_tokens=3)
+        session.prefill(IDS.expand(2, -1))
+        with pytest.raises(CertError, match="batch of 2"):
+            session.compress()
+
+
+def test_the_cache_cannot_be_rolled_back_nor_reordered() -> None:
+    model = tiny()
+    with certified(model, POLICY) as session:
+        model.generate(IDS, max_new_tokens=3)
+        cache = session.cache
+        assert cache.is_croppable is False and cache.is_compileable is False
+        calls = {"crop": -1, "reorder_cache": torch.tensor([0]), "batch_repeat_interleave": 2,
+                 "batch_select_indices": torch.tensor([0])}  # fmt: skip
+        for name, argument in calls.items():
+            for thing in (cache, cache.layers[0]):
+                with pytest.raises(CertError, match=name):
+                    getattr(thing, name)(argument)
+        assert cache.get_seq_length() == 82 == cache.get_seq_length(1)
+        assert cache.get_mask_sizes(1, 0) == (83, 0)
+
+
+def test_bad_options() -> None:
+    for wrong in ({"delta": 0.0}, {"delta": 1.5}, {"compress_every": 0}):
+        with pytest.raises(CertError, match=next(iter(wrong))), certified(tiny(), POLICY, **wrong):
+            pass
+    with certified(tiny(), POLICY) as session:
+        for call in (session.recompute, lambda: session.escalate(budget=0.5)):
+            with pytest.raises(CertError, match="no generate"):
+                call()
