@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -112,13 +112,20 @@ def certified_mask(*args: Any, **kwargs: Any) -> Any:
     return ALL_MASK_ATTENTION_FUNCTIONS[before](*args, **kwargs)
 
 
-def open_state(state: State) -> None:
-    """From now on its modules find it."""
+def take_over(model: PreTrainedModel, state: State) -> None:
+    """Route the model's attention and masks here; CertError where it only pretends to follow."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation"):
+            state.before.setdefault(id(config), (config, config._attn_implementation))
     AttentionInterface.register(NAME, certified_attention)
     AttentionMaskInterface.register(NAME, certified_mask)
-    OPEN.append(state)
+    model.set_attn_implementation(NAME)
+    if any(module.config._attn_implementation != NAME for module in state.modules.values()):
+        raise CertError(f"{type(model).__name__}: did not take the attention implementation {NAME!r}")
 
 
-def close_state(state: State) -> None:
-    """Its modules are nobody's again."""
-    OPEN[:] = [other for other in OPEN if other is not state]
+def give_back(state: State) -> None:
+    """Every config names what it named before."""
+    for config, implementation in state.before.values():
+        config._attn_implementation_internal = implementation

@@ -1,6 +1,7 @@
 """CertifiedCache: rows are truly evicted, lengths stay logical, each layer knows where its rows came from."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,21 @@ from cert.errors import CertError
 from cert.policy import Policy
 
 FULL = "full_attention"
+ROLLBACK, BATCH = "a certified cache cannot be rolled back", "a certified cache does not change its batch"
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:
     """What each layer of a decoder attends to, in the words of transformers."""
     return get_layer_types_and_kwargs(config.get_text_config(decoder=True))[0]
+
+
+def _refused(name: str, why: str) -> Callable[..., Any]:
+    """A method of transformers' caches that a certified one cannot have."""
+
+    def method(*args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+        raise CertError(f"{name}: {why}")
+
+    return method
 
 
 @dataclass
@@ -27,6 +38,7 @@ class Terms:
 
     policy: Policy
     audit: bool = False  # keep every row ever written beside the retained ones
+    often: bool = False  # compressed every few tokens: the scoring window reaches back beyond the last event
     closed: bool = False  # its session has ended: plain attention would read evicted layers wrongly
 
 
@@ -42,9 +54,6 @@ class CertifiedLayer(DynamicLayer):
     def __init__(self, terms: Terms) -> None:
         super().__init__()
         self.terms = terms
-        self._clear()
-
-    def _clear(self) -> None:
         self.length = 0  # logical: tokens ever written
         self.log_weight: Tensor | None = None
         self.position: Tensor | None = None
@@ -114,26 +123,11 @@ class CertifiedLayer(DynamicLayer):
             return self.log_weight
         return self.log_weight.clamp(max=0)
 
-    def reset(self) -> None:
-        """Forget every row and everything known of them."""
-        super().reset()
-        self._clear()
-
-    def crop(self, tokens_to_remove: int) -> None:  # noqa: ARG002
-        """Refused: evicted rows cannot come back."""
-        raise CertError("crop: a certified cache cannot be rolled back")
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:  # noqa: ARG002
-        """Refused: beams would share coins."""
-        raise CertError("reorder_cache: a certified cache does not serve beam search")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:  # noqa: ARG002
-        """Refused, as reordering is."""
-        raise CertError("batch_repeat_interleave: a certified cache does not change its batch")
-
-    def batch_select_indices(self, indices: Tensor) -> None:  # noqa: ARG002
-        """Refused, as reordering is."""
-        raise CertError("batch_select_indices: a certified cache does not change its batch")
+    crop = _refused("crop", ROLLBACK)
+    reset = _refused("reset", "begin another cache instead")
+    reorder_cache = _refused("reorder_cache", "beams would share coins")
+    batch_repeat_interleave = _refused("batch_repeat_interleave", BATCH)
+    batch_select_indices = _refused("batch_select_indices", BATCH)
 
 
 class CertifiedCache(Cache):
@@ -142,9 +136,9 @@ class CertifiedCache(Cache):
     It carries what one conversation needs: the policy, the token ids fed so far, and where it was compressed.
     """
 
-    def __init__(self, config: PreTrainedConfig, policy: Policy, audit: bool = False) -> None:
+    def __init__(self, config: PreTrainedConfig, policy: Policy, audit: bool = False, often: bool = False) -> None:
         kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-        self.terms = Terms(policy, audit)
+        self.terms = Terms(policy, audit, often)
         super().__init__(
             layers=[
                 CertifiedLayer(self.terms) if kind == FULL else DYNAMIC_LAYER_TYPE_MAPPING[kind](**kwargs)
@@ -186,19 +180,8 @@ class CertifiedCache(Cache):
             )
         self.ids = new if self.ids is None else torch.cat([self.ids, new], dim=1)
 
-    def reset(self) -> None:
-        """An empty cache again."""
-        super().reset()
-        self.ids, self.events, self.documents = None, [], ()
-
-    def crop(self, tokens_to_remove: int) -> None:  # noqa: ARG002
-        """Refused: evicted rows cannot come back."""
-        raise CertError("crop: a certified cache cannot be rolled back")
-
-    def activate_past_recording(self) -> None:
-        """Refused: it announces a crop."""
-        raise CertError("activate_past_recording: a certified cache cannot be rolled back")
-
+    crop = _refused("crop", ROLLBACK)
+    activate_past_recording = _refused("activate_past_recording", ROLLBACK)
     is_croppable = False
     is_compileable = False
 

@@ -11,6 +11,16 @@ from torch import Tensor
 CACHE_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before
 
 
+def given_cache(kwargs: dict[str, Any]) -> Any:
+    """The cache among keyword arguments, by either name, or None."""
+    return next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+
+
+def without_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments, for another cache."""
+    return {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
+
+
 @dataclass(frozen=True)
 class Call:
     """The arguments, the generators' state, and what the cache it continued from had seen."""
@@ -20,10 +30,6 @@ class Call:
     ids: Tensor
     rng: list[Tensor]
     begun: tuple[Tensor, tuple[int, ...]] | None  # ids and compression points; None: an empty cache
-
-    def without_cache(self) -> dict[str, Any]:
-        """Its keyword arguments, for another cache."""
-        return {name: value for name, value in self.kwargs.items() if name not in CACHE_NAMES}
 
     @contextmanager
     def same_randomness(self) -> Iterator[None]:

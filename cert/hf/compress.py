@@ -37,15 +37,14 @@ def compress(cache: CertifiedCache, seed: int, document: int | str | None) -> No
     sums = []
     for place, (index, layer) in enumerate(layers.items()):
         if layer.length != cache.length:
-            raise CertError(
-                f"layer {index} holds {layer.length} tokens of {cache.length}: its attention goes elsewhere"
-            )
+            raise CertError(f"layer {index} holds {layer.length} tokens of {cache.length}: a forward did not finish")
         if cache.policy.design == "none":
             continue
         coins = _coins(cache, seed, index)
         event = first_event if layer.log_weight is None else later_event
         sums.append(event(layer, cache.policy, coins, place, len(layers)))
-        layer.queries = None
+        if layer.log_weight is not None and not cache.terms.often:
+            layer.queries = None
     rows = sum(layer.real.sum().item() for layer in layers.values())
     logical = sum(layer.real[..., 0].numel() * layer.length for layer in layers.values())
     cache.realised = rows / logical

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from cert.certificate import DELTA
 from cert.errors import CertError
 from cert.hf import checks, report
-from cert.hf.attention import NAME, close_state, open_state
+from cert.hf.attention import give_back, take_over
 from cert.hf.cache import CertifiedCache
-from cert.hf.call import CACHE_NAMES, Call, random_state
+from cert.hf.call import CACHE_NAMES, Call, given_cache, random_state, without_cache
 from cert.hf.compress import compress
-from cert.hf.state import Callback, Options, State
+from cert.hf.state import OPEN, Callback, Options, State
 from cert.policy import Policy
 
 
@@ -67,48 +67,32 @@ class Session(State):
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
         self._keyword = next(name for name in CACHE_NAMES if name in self._parameters)
 
-    # ------------------------------------------------------------ in and out
-
     def _open(self) -> None:
-        for module in self.model.modules():
-            config = getattr(module, "config", None)
-            if config is not None and hasattr(config, "_attn_implementation"):
-                self.before[id(config)] = (config, config._attn_implementation)
         self.modules = {id(module): module for module in checks.attention_modules(self.model)}
-        open_state(self)
-        self._take_over()
+        OPEN.append(self)
+        take_over(self.model, self)
         self._hook = self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         self._generate: Any = self.model.generate
+        self._patched = {k: v for k, v in self.model.__dict__.items() if k == "generate"}  # somebody else's, if any
         self.model.generate = self._checked_generate  # type: ignore[assignment] # on this instance, until the end
 
-    def _take_over(self) -> None:
-        self.model.set_attn_implementation(NAME)
-        if any(module.config._attn_implementation != NAME for module in self.modules.values()):
-            raise CertError(f"{type(self.model).__name__}: did not take the attention implementation {NAME!r}")
-
-    def _restore(self) -> None:
-        for config, implementation in self.before.values():
-            config._attn_implementation_internal = implementation
-
     def _close(self) -> None:
-        if "generate" in self.model.__dict__:
-            del self.model.generate
         if hasattr(self, "_hook"):
             self._hook.remove()
-        self._restore()
-        close_state(self)
+            del self.model.generate
+            self.model.__dict__.update(self._patched)
+        give_back(self)
+        OPEN[:] = [state for state in OPEN if state is not self]
         self.running = None
         for cache in self._owned:
             cache.terms.closed = True
-
-    # ------------------------------------------------------------ the forward
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
         """Swap an empty cache for ours, and compress before the token that follows the prefill."""
         if self._plain:
             return None
         kwargs = dict(zip(self._parameters, args, strict=False)) | kwargs
-        given = next((x for x in [kwargs.pop(name, None) for name in CACHE_NAMES] if x is not None), None)
+        given, kwargs = given_cache(kwargs), without_cache(kwargs)
         checks.check_inputs(kwargs)
         use_cache = kwargs.get("use_cache")
         if given is None and not (self.model.config.get_text_config().use_cache if use_cache is None else use_cache):
@@ -125,7 +109,8 @@ class Session(State):
         return (), kwargs | {self._keyword: cache}
 
     def _fresh(self, rows: int) -> CertifiedCache:
-        cache = CertifiedCache(self.model.config, self._policy, self.options.audit)
+        options, often = self.options, self.options.compress_every is not None
+        cache = CertifiedCache(self.model.config, self._policy, options.audit, often)
         self._owned.add(cache)
         self._begin(rows)
         return cache
@@ -147,8 +132,6 @@ class Session(State):
 
     def _compress(self, cache: CertifiedCache) -> None:
         compress(cache, self.options.seed, self.options.document)
-
-    # ------------------------------------------------------------ what the user calls
 
     @property
     def certificates(self) -> dict[str, list[Any]]:
@@ -209,7 +192,7 @@ class Session(State):
         self._policy = policy.with_budget(budget)
         try:
             cache = None if call.begun is None else self._replay(*call.begun)
-            kwargs = call.without_cache() | ({} if cache is None else {self._keyword: cache})
+            kwargs = without_cache(call.kwargs) | ({} if cache is None else {self._keyword: cache})
             with call.same_randomness():
                 return self._run(cache, call.ids, call.args, kwargs)
         finally:
@@ -222,22 +205,18 @@ class Session(State):
         self.prefill_tokens += call.ids.numel()
         self.rerun_tokens += call.ids.numel()
         self._plain = True
-        self._restore()
+        give_back(self)
         try:
             with call.same_randomness():
-                return self._generate(*call.args, **call.without_cache())
+                return self._generate(*call.args, **without_cache(call.kwargs))
         finally:
             self._plain = False
-            self._take_over()
-
-    # ------------------------------------------------------------ generate
+            take_over(self.model, self)
 
     def _checked_generate(self, *args: Any, **kwargs: Any) -> Any:
         """generate(), refused by name where it cannot be served, its arguments kept."""
         checks.check_generate(self.model, args, kwargs)
-        cache = checks.check_cache(
-            next((kwargs[x] for x in CACHE_NAMES if kwargs.get(x) is not None), None), self._owned
-        )
+        cache = checks.check_cache(given_cache(kwargs), self._owned)
         ids = checks.prompt_ids(args, kwargs)
         if cache is not None:
             checks.check_full_ids(ids, cache)

@@ -20,14 +20,21 @@ def test_scores_of_zero_give_the_plain_mean() -> None:
 
 
 def test_the_weighted_total_is_conserved_and_nothing_else_changes() -> None:
-    k, v, score, keep = torch.randn(2, 3, 50, 8), torch.randn(2, 3, 50, 4), torch.rand(2, 3, 50), torch.rand(2, 3, 50) < 0.4
+    k, v, score, keep = (
+        torch.randn(2, 3, 50, 8),
+        torch.randn(2, 3, 50, 4),
+        torch.rand(2, 3, 50),
+        torch.rand(2, 3, 50) < 0.4,
+    )
     found = merged_values(score, k, v, keep)
     assert torch.equal(found[~keep], v[~keep])
     unit = torch.nn.functional.normalize(k, dim=-1)
     similar = (unit @ unit.transpose(-1, -2)).masked_fill(~keep[..., None, :], -2)
     owner = torch.where(keep, torch.arange(50), similar.argmax(-1))
     mass = torch.zeros_like(score).scatter_add(-1, owner, score)
-    torch.testing.assert_close((mass * keep)[..., None].mul(found).sum(2), (score[..., None] * v).sum(2), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        (mass * keep)[..., None].mul(found).sum(2), (score[..., None] * v).sum(2), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_all_kept_or_none_kept_is_the_same_values_and_the_dtype_stays() -> None:

@@ -56,7 +56,9 @@ def column_bias(cache: CertifiedCache, offset: bool = True) -> dict[int, torch.T
             bias.fill_(-math.inf)
             for row in range(bias.shape[0]):
                 for head in range(bias.shape[1]):
-                    for place, w in zip(layer.position[row, head].tolist(), layer.log_weight[row, head].tolist(), strict=True):
+                    for place, w in zip(
+                        layer.position[row, head].tolist(), layer.log_weight[row, head].tolist(), strict=True
+                    ):
                         if w > -math.inf:
                             bias[row, head, place] = w if offset else 0.0
         found[index] = bias
@@ -72,7 +74,7 @@ class Oracle:
         self.values: dict[int, torch.Tensor] = {}  # merged ones, in place of the written
         self.rows: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # q, k, v of the last feed
 
-    def attention(self, module, query, key, value, mask, scaling=None, **kwargs):  # noqa: ANN001, ANN003, ANN201
+    def attention(self, module, query, key, value, mask, scaling=None, **_):
         index, (batch, heads, m, _), n = module.layer_idx, query.shape, key.shape[2]
         self.rows[index] = (query, key, value)
         if index in self.values:

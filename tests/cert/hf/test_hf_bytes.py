@@ -33,7 +33,7 @@ def test_summary_counts_the_storages(name: str, audit: bool) -> None:
         kinds = ("cache_bytes_after", "padding_bytes", "scalar_bytes", "audit_bytes", "score_bytes", "sliding_bytes")
         assert sum(summary[kind] for kind in kinds) == storages(cache)
         assert all(x.keys.is_contiguous() and x.keys.shape[1] == 2 for x in cache.layers)
-    assert 0 < summary["scalar_bytes"] and summary["padding_bytes"] < 0.5 * summary["cache_bytes_after"]
+    assert summary["scalar_bytes"] > 0 and summary["padding_bytes"] < 0.5 * summary["cache_bytes_after"]
 
 
 @pytest.mark.parametrize("budget", [0.125, 0.25, 0.5])
@@ -47,7 +47,9 @@ def test_a_prefix_of_two_thousand_tokens_takes_its_budget(budget: float) -> None
         now = storages(session.cache)
         assert summary["prefix_bytes_before"] == 2 * 2 * 2 * n * 64 * 4
         assert now <= (budget + 0.03) * summary["prefix_bytes_before"] < full
-    assert abs(summary["realised_budget"] - budget) < 0.02 and summary["expected_budget"] == pytest.approx(budget, abs=1e-3)
+    assert abs(summary["realised_budget"] - budget) < 0.02 and summary["expected_budget"] == pytest.approx(
+        budget, abs=1e-3
+    )
     assert summary["nominal_budget"] == budget and not summary["budget_raised"]
 
 

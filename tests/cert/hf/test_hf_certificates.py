@@ -77,7 +77,9 @@ def test_the_request_certificate_is_the_mean_over_layers_of_sums() -> None:
         for request, found in ((1, summary), (0, session.summary(request=0))):
             mine = sums.loc[request]
             assert found["certificate"]["value"] == pytest.approx((mine.radius / mine.out_norm).mean(), rel=1e-5)
-            assert found["assisted_certificate"]["value"] == pytest.approx((mine.assisted / mine.out_norm).mean(), rel=1e-5)
+            assert found["assisted_certificate"]["value"] == pytest.approx(
+                (mine.assisted / mine.out_norm).mean(), rel=1e-5
+            )
             assert found["certificate"]["steps"] == 4 and found["no_certificate"] is None
 
 
@@ -138,7 +140,9 @@ def test_nothing_evicted_is_exact_and_nothing_sampled_is_undefined() -> None:
         session.prefill(CONTEXT)
         session.compress()
         layer = session.cache.layers[0]
-        layer.log_weight = torch.where((layer.log_weight > 0) & (torch.arange(2)[:, None] == 0), -math.inf, layer.log_weight)
+        layer.log_weight = torch.where(
+            (layer.log_weight > 0) & (torch.arange(2)[:, None] == 0), -math.inf, layer.log_weight
+        )
         model.generate(torch.cat([CONTEXT, tokens(3)], dim=1), **session.cache_kwargs, **GENERATE)
         table = pd.DataFrame(session.certificates)
         lost = (table.layer == 0) & (table["head"] < 2)

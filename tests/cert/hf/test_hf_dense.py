@@ -154,3 +154,11 @@ def test_half_precision_serves_with_float32_statistics() -> None:
         assert layer.keys.dtype == torch.bfloat16 and layer.log_weight.dtype == torch.float32
         assert all(x.isfinite().all() for x in out.logits)
         assert all(block.radius.dtype == torch.float32 for block in session.blocks)
+
+
+def test_a_generate_that_somebody_else_put_on_the_model_comes_back() -> None:
+    model, plain = tiny(), tiny().generate
+    model.generate = plain
+    with certified(model, Policy.preset("certified", budget=0.5)):
+        assert model.generate is not plain
+    assert model.generate is plain

@@ -46,7 +46,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def served(model, session, parts: list[torch.Tensor]) -> list[torch.Tensor]:  # noqa: ANN001
+def served(model, session, parts: list[torch.Tensor]) -> list[torch.Tensor]:
     return [model(input_ids=part, use_cache=True, **session.cache_kwargs).logits for part in parts]
 
 
@@ -65,7 +65,9 @@ def test_agnostic_equals_the_oracle(family: str, name: str) -> None:
     if name == "merge":
         for index in kept:
             q, k, v = oracle.rows[index]
-            mass = scores.h2o(q, k, q.shape[-1] ** -0.5 if family != "gemma3_text" else model.config.query_pre_attn_scalar**-0.5)
+            mass = scores.h2o(
+                q, k, q.shape[-1] ** -0.5 if family != "gemma3_text" else model.config.query_pre_attn_scalar**-0.5
+            )
             oracle.values[index] = naive_merge(v, k, mass, kept[index])
     expected = [oracle.feed(part) for part in parts]
     for one, other in zip(found, expected, strict=True):
@@ -78,7 +80,9 @@ def test_aware_generation_equals_the_oracle(family: str, name: str) -> None:
     """The first answer token is the dense prefill's; every later one is served from the compressed cache."""
     model, oracle = tiny(family), Oracle(tiny(family))
     with certified(model, policy(name)) as session:
-        out = model.generate(CONTEXT, max_new_tokens=5, do_sample=False, output_logits=True, return_dict_in_generate=True)
+        out = model.generate(
+            CONTEXT, max_new_tokens=5, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
         bias = {i: b[..., :150] for i, b in column_bias(session.cache).items()}
     expected = [oracle.feed(CONTEXT)[:, -1]]
     oracle.bias = bias
