@@ -69,6 +69,7 @@ def _served(cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> tupl
     return torch.cat(outs, dim=1), weight
 
 
+@torch.no_grad()
 def _observe(cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> None:
     """Keep what the policy's score will need: the last queries, or running sums (in chunks, never n x n)."""
     policy, seen = cache.policy, query.shape[2]

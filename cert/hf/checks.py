@@ -1,5 +1,6 @@
 """What is refused, by name, before any work: each line a combination that would go wrong silently."""
 
+import inspect
 from collections.abc import Container
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from cert.errors import CertError
 from cert.hf.attention import own_implementation
 from cert.hf.cache import FULL, CertifiedCache, layer_types
+from cert.hf.call import CACHE_NAMES
 from cert.hf.state import OPEN
 
 LAYERS = {FULL, "sliding_attention", "chunked_attention"}
@@ -30,6 +32,8 @@ def check_model(model: PreTrainedModel) -> None:
         raise CertError(f"{name}: an encoder-decoder; expected a decoder")
     if not model._can_set_attn_implementation():
         raise CertError(f"{name}: does not follow transformers' attention interface")
+    if not set(CACHE_NAMES) & set(inspect.signature(model.forward).parameters):
+        raise CertError(f"{name}: its forward takes no cache")
     if any(id(module) in state.modules for state in OPEN for module in attention_modules(model)):
         raise CertError(f"{name}: is in another certified() session")
     if getattr(config, "num_kv_shared_layers", 0) or "reuse" in (getattr(config, "kv_sharing_modes", None) or ()):

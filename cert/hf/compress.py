@@ -19,6 +19,7 @@ from cert.policy import Policy
 LOGITS_AT_ONCE = 2**22  # of a multi-token step over retained rows, which are processed in pieces
 
 
+@torch.no_grad()
 def compress(cache: CertifiedCache, seed: int, document: int | str | None) -> None:
     """Evict down to the policy's budget in every full-attention layer; the cache's own coins decide.
 

@@ -44,6 +44,7 @@ def served_error(layer: CertifiedLayer, query: Tensor, out: Tensor) -> Tensor:
     return (full_attention(query, *layer.audit, layer.scale) - out).norm(dim=-1)
 
 
+@torch.no_grad()
 def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: Tensor, weight: Tensor | None) -> None:
     """Called by each compressible layer of a forward: the step of its last token; query, out [batch, heads, d]."""
     cache, options = state.running, state.options

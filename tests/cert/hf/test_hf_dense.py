@@ -162,3 +162,24 @@ def test_a_generate_that_somebody_else_put_on_the_model_comes_back() -> None:
     with certified(model, Policy.preset("certified", budget=0.5)):
         assert model.generate is not plain
     assert model.generate is plain
+
+
+def test_a_loop_with_gradients_on_is_served_all_the_same() -> None:
+    model, ids = tiny(), tokens(150)
+    with certified(model, Policy.preset("certified", budget=0.4), audit=True) as session:
+        out = model(input_ids=ids)
+        for _ in range(2):
+            out = model(input_ids=out.logits[:, -1:].argmax(-1), cache=out.cache)
+        assert out.logits.requires_grad and len(session.certificates["err"]) == 16
+        assert session.summary()["certificate"]["value"] > 0
+
+
+@pytest.mark.parametrize("name", ["certified", "snapkv", "h2o", "knorm"])
+def test_scores_that_are_no_numbers_are_an_error_never_another_design(name: str) -> None:
+    model = tiny()
+    torch.nn.init.constant_(model.model.layers[0].self_attn.k_proj.weight, float("nan"))
+    policy = Policy(score="knorm", budget=0.4) if name == "knorm" else Policy.preset(name, budget=0.4)
+    with certified(model, policy) as session:
+        session.prefill(tokens(150))
+        with pytest.raises(CertError, match="NaN"):
+            session.compress()
