@@ -301,3 +301,17 @@ def test_prefill_goes_on_with_a_conversation_and_begins_anew_after_a_plain_gener
         session.reset()
         session.prefill(CONTEXT)
         assert session.cache.length == 160
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "pyramid", "ada"])
+@pytest.mark.parametrize("design", ["poisson", "topk"])
+def test_escalation_nests_for_every_allocation(design: str, allocation: str) -> None:
+    model, compensation = tiny(num_hidden_layers=3), "hajek" if design == "poisson" else "none"
+    composed = Policy(design=design, compensation=compensation, allocation=allocation, budget=0.25, **SMALL)
+    with certified(model, composed, delta=None) as session:
+        model.generate(tokens(300), max_new_tokens=2, do_sample=False)
+        small = kept_sets(session.cache)
+        for budget in (0.5, 0.8):
+            session.escalate(budget=budget)
+            large = kept_sets(session.cache)
+            assert all(set(a) <= set(b) for i in small for a, b in zip(small[i][0], large[i][0], strict=True))
