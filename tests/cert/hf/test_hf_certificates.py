@@ -201,3 +201,20 @@ def test_rows_of_a_batch_are_requests_of_their_own() -> None:
         alone = pd.DataFrame(session.certificates).query("request == 2")
     theirs = both[both.request == 1].radius.to_numpy()
     assert alone.radius.to_numpy() == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_forward_of_many_tokens_certifies_its_last() -> None:
+    model, question = tiny(), tokens(5, 2)
+    found = []
+    with certified(model, policy(), audit=True) as session, torch.no_grad():
+        for parts in ([question], question.split(1, dim=1)):
+            session.reset()
+            session.prefill(CONTEXT)
+            session.compress()
+            for part in parts:
+                model(input_ids=part, **session.cache_kwargs)
+            table = pd.DataFrame(session.certificates)
+            found.append(table[(table.request == table.request.max()) & (table.position == 154)])
+    for name in ("radius", "assisted", "out_norm", "err"):
+        assert found[0][name].to_numpy() == pytest.approx(found[1][name].to_numpy(), rel=1e-4, abs=1e-6)
+    assert len(found[0]) == len(found[1]) == 8

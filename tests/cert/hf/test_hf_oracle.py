@@ -7,6 +7,7 @@ from oracle import FAMILIES, Oracle, column_bias, kept_sets, tiny, tokens
 from cert import draw, scores
 from cert.hf import certified
 from cert.hf.cache import ids_sha256
+from cert.hf.compress import token_scores
 from cert.policy import PRESETS, Policy
 
 CONTEXT = tokens(150)
@@ -182,3 +183,33 @@ def test_a_batch_without_padding_equals_its_rows_alone() -> None:
             alone = kept_sets(session.cache)
             torch.testing.assert_close(served(model, session, [QUESTION])[0][0], logits[row], rtol=0, atol=1e-4)
         assert all(both[i][row] == alone[i][0] for i in alone)
+
+
+@pytest.mark.parametrize("name", ["h2o", "certified"])
+def test_scores_after_an_event_are_estimated_attention_at_logical_places(name: str) -> None:
+    """h2o's sums move with their rows; attention of a later turn counts prob_i w_i, causal among its tokens."""
+    model, oracle, turn = tiny(), fed(), tokens(12, 9)
+    composed = Policy(score="h2o" if name == "h2o" else "snapkv", budget=0.4, sinks=2, recent=8, window=12)
+    with certified(model, composed) as session:
+        session.prefill(CONTEXT)
+        session.compress()
+        dense = {i: scores.h2o(q, k, 8**-0.5)[0] for i, (q, k, _) in oracle.rows.items()}
+        oracle.bias = column_bias(session.cache)
+        session.prefill(turn)
+        oracle.feed(turn)
+        for index, layer in session.cache.compressible.items():
+            q, k, _ = (x[0] for x in oracle.rows[index])
+            bias = torch.nn.functional.pad(oracle.bias[index][0], (0, 12))
+            later = torch.arange(162) > torch.arange(150, 162)[:, None]
+            found = token_scores(layer, composed)
+            for head in range(2):
+                logits = torch.stack([8**-0.5 * q[h] @ k[head].T for h in (2 * head, 2 * head + 1)]) + bias[head]
+                share = logits.masked_fill(later, float("-inf")).softmax(-1).mean(0).sum(0) * torch.exp(-bias[head])
+                share = torch.nan_to_num(share, nan=0.0)
+                wanted = (
+                    share / 12 if name == "certified" else share + torch.nn.functional.pad(dense[index][head], (0, 12))
+                )
+                here = layer.position[0, head] >= 0
+                places = layer.position[0, head][here].long()
+                torch.testing.assert_close(found[0, head][here], wanted[places], rtol=1e-3, atol=1e-5)
+                assert not found[0, head][~here].any()
