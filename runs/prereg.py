@@ -88,7 +88,9 @@ def _claim_mismatches(claim_id: str, now: Digests, locked: Digests | None, entri
             message = f"{part.replace('#', ': ')}: {claim_id} {kind} differs from {LOCK}; {shown}"
             found.append(Mismatch(claim_id, kind, part, message))
     if kinds and not found:
-        found.append(Mismatch(claim_id, min(kinds), LOCK, f"{LOCK}: {claim_id}: digests that its own parts do not give"))
+        found.append(
+            Mismatch(claim_id, min(kinds), LOCK, f"{LOCK}: {claim_id}: digests that its own parts do not give")
+        )
     return found
 
 
