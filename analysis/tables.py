@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.text import number, sentence
+from analysis.text import sentence
 from runs.errors import UserError
 from runs.registry import Registry
 
@@ -36,11 +36,20 @@ def verdicts(registry: Registry, folder: Path) -> str:
 
 
 def _estimates(result: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{stratum['name']}: {name.replace('_', ' ')} {number(of['estimate'])} [{number(of['low'])}, {number(of['high'])}]"
-        for stratum in result["strata"]
-        for name, of in stratum["measures"].items()
-    ]
+    """One line a stratum; a model is not named again where the verdict has named it."""
+    models = (result["population"] or "").split(";")[0]
+    lines = []
+    for stratum in result["strata"]:
+        measures = [
+            f"{name.replace('_', ' ')} {_three(of['estimate'])} [{_three(of['low'])}, {_three(of['high'])}]"
+            for name, of in stratum["measures"].items()
+        ]
+        lines.append(f"{stratum['name'].removeprefix(f'{models}, ')}: {', '.join(measures)}")
+    return lines
+
+
+def _three(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
 
 
 def replaced(text: str, table: str) -> str:

@@ -20,9 +20,18 @@ def test_every_claim_has_a_row_and_what_is_not_published_was_not_run(tmp_path) -
     rows = verdicts(REGISTRY, tmp_path).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == [f"| {claim}" for claim in prereg.IDS]
     assert "**SUPPORTED** on laptop: a model; some texts" in rows[0]
-    assert "budget 25 %: coverage 0.9700 [0.9600, 0.9800]" in rows[0]
+    assert "budget 25 %: coverage 0.970 [0.960, 0.980]" in rows[0]
     assert all("**NOT_EVALUATED** not run yet" in row for row in rows[1:])
     assert all(row.count("|") == 6 for row in rows)
+
+
+def test_a_model_is_named_once_and_the_measures_of_a_stratum_share_a_line(tmp_path) -> None:
+    two = {"coverage": STRATUM["measures"]["coverage"], "worst_head": {"estimate": 0.9, "low": None, "high": 1}}
+    strata = [{"name": "a model, budget 25 %", "measures": two}]
+    (tmp_path / "claim-1.json").write_text(json.dumps(RESULT | {"strata": strata}))
+    assert "| budget 25 %: coverage 0.970 [0.960, 0.980], worst head 0.900 [undefined, 1.000] |" in verdicts(
+        REGISTRY, tmp_path
+    )
 
 
 def test_deviations_are_told(tmp_path) -> None:
