@@ -52,13 +52,20 @@ class Report:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def run(store: Store, plan: Plan, parts: Sequence[Part], found: Sequence[Sequence[Document]], workers: int) -> Report:
-    """Compute what the store lacks of a plan, with progress on stderr; failures become rows and do not stop the others.
+def run(
+    store: Store,
+    plan: Plan,
+    parts: Sequence[Part],
+    found: Sequence[Sequence[Document]],
+    missing: Sequence[str],
+    workers: int,
+) -> Report:
+    """Compute the missing units of a plan, with progress on stderr; failures become rows and do not stop the others.
 
     found: the documents of each part, as the plan was made from. Rows are bit-equal for any number of workers.
     Raises UserError where the store cannot be written or a model cannot be loaded.
     """
-    jobs = _jobs(store, plan, parts, found)
+    jobs = _jobs(plan, parts, found, missing)
     for part in {job.part for job in jobs}:
         verify_converted(parts[part].source)  # converts once, before several workers would
     report, started = Report(), time.monotonic()
@@ -85,12 +92,12 @@ def run(store: Store, plan: Plan, parts: Sequence[Part], found: Sequence[Sequenc
     return report
 
 
-def _jobs(store: Store, plan: Plan, parts: Sequence[Part], found: Sequence[Sequence[Document]]) -> list[Job]:
+def _jobs(plan: Plan, parts: Sequence[Part], found: Sequence[Sequence[Document]], missing: Sequence[str]) -> list[Job]:
     """The units to do, those of one model together, so that a worker loads it once."""
     known = {(part.model, d.example): (i, d) for i, part in enumerate(parts) for d in found[i]}
     models = dict(zip(plan.cells["unit"].to_pylist(), plan.cells["model"].to_pylist(), strict=True))
     jobs = []
-    for unit in store.missing(plan):
+    for unit in missing:
         mine = {example: known[models[unit], example] for example in plan.units[unit]}
         (part,) = {i for i, _ in mine.values()}
         jobs.append(Job(unit, part, {example: document for example, (_, document) in mine.items()}))

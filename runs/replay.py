@@ -161,7 +161,7 @@ def _measure(step: _Step, arms: dict[str, Tensor], score: Tensor, config: Replay
     }
     for rule in RULES:
         r = radius(cells["var_hat"], cells["max_term"], config.delta, rule, kappa=config.kappa, **terms)
-        cells[f"radius_{rule}"] = r.masked_fill(cells["undefined"], torch.nan).masked_fill(cells["exact"], 0.0)
+        cells[f"radius_{rule}"] = r.masked_fill(cells["undefined"], torch.nan)  # exact: r is 0 by itself
     return cells
 
 

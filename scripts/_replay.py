@@ -1,6 +1,7 @@
 """A replay from the user's settings: its plan stored before its first cell, what is missing run, what was done said."""
 
 import sys
+from collections.abc import Collection
 
 from runs.cells import Plan
 from runs.config import RunConfig
@@ -48,16 +49,20 @@ def stored_plan(settings: Settings, registry: Registry, grid: str) -> tuple[Plan
     return plan, mine
 
 
-def compute(settings: Settings, registry: Registry, grid: str) -> int:
-    """Run the cells that the store lacks, and say on stderr what was done; 1 where some failed or a worker died."""
+def compute(settings: Settings, registry: Registry, grid: str, designs: Collection[str]) -> int:
+    """Run the cells that the store lacks, and say on stderr what was done; 1 where some failed or a worker died.
+
+    designs: the digests that rows may carry, those of declared deviations included.
+    """
     plan, mine = stored_plan(settings, registry, grid)
     store = Store(settings.store)
-    if not store.missing(plan):
-        return _said(store, plan, f"all {plan.cells.num_rows:,} cells are stored, nothing to run")
+    missing = store.missing(plan, designs)
+    if not missing:
+        return _said(store, plan, designs, f"all {plan.cells.num_rows:,} cells are stored, nothing to run")
     from runs import execute, prepare  # as above: only where there is something to compute
 
     found = [prepare.documents(part) for part in mine]
-    report = execute.run(store, plan, mine, found, settings.workers)
+    report = execute.run(store, plan, mine, found, missing, settings.workers)
     for example, message in report.failures.items():
         print(f"failed: {example}: {message}", file=sys.stderr)
     if report.died:
@@ -65,11 +70,11 @@ def compute(settings: Settings, registry: Registry, grid: str) -> int:
             "a worker died (killed, or out of memory); the same command goes on, WORKERS=1 needs less memory",
             file=sys.stderr,
         )
-    return _said(store, plan, f"{report.done} documents in {report.wall_s:.0f} s") or int(report.died)
+    return _said(store, plan, designs, f"{report.done} documents in {report.wall_s:.0f} s") or int(report.died)
 
 
-def _said(store: Store, plan: Plan, what: str) -> int:
-    counts = store.counts(plan)
+def _said(store: Store, plan: Plan, designs: Collection[str], what: str) -> int:
+    counts = store.counts(plan, designs)
     print(
         f"{what}; {counts['done']:,} of {plan.cells.num_rows:,} cells done, {counts['failed']:,} failed, in {store.root}",
         file=sys.stderr,

@@ -73,6 +73,12 @@ def test_captured_keys_reproduce_the_attention_of_the_model(decoded) -> None:
         assert torch.allclose(p @ v, seen["out"][16 * head : 16 * head + 16], atol=1e-5)
 
 
+def test_the_window_holds_the_last_queries_of_the_context(decoded) -> None:
+    every = decode(load_model(resolve("tiny")), IDS, (3,), 1, 150).layers[3].window
+    assert decoded.layers[3].window.shape == (4, 32, 16)
+    assert torch.equal(decoded.layers[3].window, every[:, -32:])
+
+
 def test_every_cell_is_there_once(cells) -> None:
     assert len(cells) == 2 * 3 * 3 * 3
     assert {r["kv_head"] for r in cells.values()} == {0, 1}
