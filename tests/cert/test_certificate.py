@@ -63,10 +63,11 @@ def test_moments_in_float32_do_not_cancel() -> None:
 
 def test_rounding_never_makes_a_variance_negative() -> None:
     """All tail values nearly equal the output, far from the first value: the three sums cancel to rounding."""
-    v = torch.full((1, 9, 3), 1000.0)
+    g = torch.Generator().manual_seed(0)
+    v = 1000 + torch.rand(1, 9, 3, generator=g) * 1e-3
     v[0, 0] = 0.0
     weight, prob = torch.full((1, 9), 0.3), torch.tensor([[1.0] + 8 * [0.7]])
-    out = v[:, 1] + torch.rand(400, 1, 3, generator=torch.Generator().manual_seed(0)) * 1e-3
+    out = v[:, 1] + torch.rand(400, 1, 3, generator=g) * 1e-3
     var = poisson_variance(weight.expand(400, 1, 9), prob, v, out)
     assert (var >= 0).all() and (var == 0).any()
 
