@@ -116,7 +116,8 @@ def _heads(axes: "Axes", heads: Sequence[Sequence[Mapping[str, Any]]]) -> None:
             x = k + 0.6 * ((i + 0.5) / len(layers) - 0.5)
             colour = colormaps["viridis"](0.05 + 0.85 * i / max(len(layers) - 1, 1))
             name = f"layer {layer}" if k == 0 else None
-            axes.plot([x] * len(y), y, "o", color=colour, alpha=0.85, mec="white", mew=0.4, label=name)
+            beside = 0.035 * (np.arange(len(y)) - (len(y) - 1) / 2)  # equal heads must not hide each other
+            axes.plot(x + beside, y, "o", color=colour, alpha=0.85, mec="white", mew=0.4, label=name)
 
 
 # ---------------------------------------------------------------- fidelity
@@ -165,8 +166,12 @@ def _conditional(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     strata = [stratum["name"] for stratum in result["strata"] if stratum["name"] in result["beside"]]
     figure.set_size_inches(7.2, 3.2)
     panels = figure.subplots(1, len(strata), sharex=True, squeeze=False)[0]
+    worst: dict[tuple[Any, ...], float] = {}  # one order for all panels: by the lowest plain coverage anywhere
+    for head in (head for name in strata for head in result["beside"][name]["heads"]):
+        key = (head["model"], head["layer"], head["head"])
+        worst[key] = min(head["plain"], worst.get(key, 1.0))
     for name, axes in zip(strata, panels, strict=True):
-        heads = sorted(result["beside"][name]["heads"], key=lambda head: head["plain"])
+        heads = sorted(result["beside"][name]["heads"], key=lambda h: worst[h["model"], h["layer"], h["head"]])
         y, plain, assisted = np.arange(len(heads)), *(np.array([h[k] for h in heads]) for k in ("plain", "assisted"))
         axes.hlines(y, plain, assisted, color="#BBBBBB", lw=1.2, zorder=1)
         axes.plot(plain, y, "o", mfc="white", mec="#D55E00", mew=1, label="plain")

@@ -111,8 +111,10 @@ def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request,
         found.append(f"grid {claim.grid} has no registered cells under profile {profile}")
     if not claim.judging:
         found.append(f"its estimand ({claim.estimand}) is not part of this version")
-    if profile == "smoke" or (plan and not plan.header["model"].get("trained", True)):
+    if plan and not plan.header["model"].get("trained", True):
         found.append("a model with random weights is never evidence")
+    if profile == "smoke":
+        found.append("the smoke profile is never evidence")
     if request.get("args"):
         found.append(f"ARGS={request['args']} is not the registered design")
     return found

@@ -51,13 +51,18 @@ def inputs(parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def header(parts: Sequence[Part], request: Mapping[str, Any], profile: str, design: str, grid: str) -> dict[str, Any]:
-    """The plan's header but for what its documents decide. registered: the population the claims name, unchanged."""
+def header(
+    parts: Sequence[Part], request: Mapping[str, Any], profile: str, design: str, grid: str, task: str
+) -> dict[str, Any]:
+    """The plan's header but for what its documents decide.
+
+    task: the one registered for the profile. registered: the population is the one the claims name, unchanged.
+    """
     config = parts[0].config
     text = "LongBench" if parts[0].data else config.task.population
     changed = [f"{key.upper()}={value}" for key, value in request.items() if value and key != "data"]
-    if request.get("data") and config.task.name != "longbench":
-        changed.append("DATA=LongBench rows")
+    if parts[0].data and task != "longbench":
+        changed.append("DATA=, LongBench rows in place of the registered texts")
     return {
         "grid": grid,
         "kind": "replay",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -18,6 +19,7 @@ from runs.errors import UserError
 from runs.sources import TINY, Source, cache_folder, file_sha256
 
 transformers_logging.set_verbosity_error()
+hub_logging.set_verbosity_error()  # ten lines of retries before our one line
 transformers_logging.disable_progress_bar()
 
 

@@ -26,6 +26,11 @@ class Settings:
     ctx: int | None
     args: tuple[str, ...]
 
+    def require_store(self) -> None:
+        """Raises UserError where a STORE that the user typed is not there: nothing would be found in it."""
+        if _variable("STORE") and not self.store.is_dir():
+            raise UserError(f"STORE={self.store}: no such folder; expected one that an earlier run has filled")
+
     @property
     def request(self) -> dict[str, str | int | None]:
         """What makes this population another than the registered one; it names the plan."""

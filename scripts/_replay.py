@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection
+from pathlib import Path
 
 from runs.cells import Plan
 from runs.config import RunConfig
@@ -35,16 +36,17 @@ def stored_plan(settings: Settings, registry: Registry, grid: str) -> tuple[Plan
     Raises UserError for anything in the request that is not there or does not fit.
     """
     store, mine = Store(settings.store), parts(configs(settings, registry, grid), settings.data)
-    wanted = header(mine, settings.request, settings.profile, grid_digest(registry, grid), grid)
+    profile = registry.grids[grid].profiles[settings.profile]
+    (task,) = (Path(path).stem for path in profile.configs if path.startswith("configs/task/"))
+    wanted = header(mine, settings.request, settings.profile, grid_digest(registry, grid), grid, task)
     plan = store.read_plan(grid, settings.profile, settings.request)
     if plan is not None and all(plan.header[key] == wanted[key] for key in ("design", "inputs", "model")):
         return plan, mine
     # Only a new plan needs the tokenizer, and with it torch and transformers: a finished one is judged in seconds.
     from runs import prepare
 
-    manifests = registry.grids[grid].profiles[settings.profile].manifests
     found = [prepare.documents(part) for part in mine]
-    plan = prepare.plan(mine, found, wanted, [ROOT / path for path in manifests])
+    plan = prepare.plan(mine, found, wanted, [ROOT / path for path in profile.manifests])
     store.write_plan(plan)
     return plan, mine
 

@@ -17,7 +17,8 @@ def main(argv: list[str] | None = None) -> int:
     lock = read_lock(ROOT)
     for claim in load().claims.values():
         result = read(ROOT / OUT, claim.id)
-        stands = sentence(result) if result else f"not judged yet: make {claim.id}"
+        hint = f"not judged yet: make {claim.id}" if claim.judging else "this version cannot run it yet"
+        stands = sentence(result) if result else hint
         locked = lock.claims.get(claim.id) if lock else None
         if result and locked and (result["design"], result["judging"]) != (locked.design, locked.judging):
             stands += f"; judged with other digests than the locked ones: make {claim.id}"

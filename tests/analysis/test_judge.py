@@ -94,7 +94,7 @@ def test_too_few_documents_forbid_a_verdict(root) -> None:
 @pytest.mark.parametrize(
     ("header", "how", "reason"),
     [
-        ({"profile": "smoke"}, {"profile": "smoke"}, "random weights"),
+        ({"profile": "smoke"}, {"profile": "smoke"}, "smoke profile"),
         ({"model": {"name": "tiny", "digest": "0", "trained": False}}, {}, "random weights"),
         (
             {"request": planted.REQUEST | {"args": "replay.delta=0.2"}},

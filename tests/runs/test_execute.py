@@ -25,7 +25,7 @@ def planned(root: Path):
     """A small plan of ten documents in three units, stored."""
     mine = parts([compose(list(SMALL))], None)
     found = [prepare.documents(part) for part in mine]
-    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay"), [])
+    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), [])
     store = Store(root)
     store.write_plan(plan)
     return store, plan, mine, found
@@ -53,7 +53,7 @@ def test_rows_do_not_depend_on_the_number_of_workers(tmp_path: Path, undisturbed
 def test_another_seed_gives_other_cells_and_other_numbers(tmp_path: Path, undisturbed) -> None:
     mine = parts([compose([*SMALL, "replay.seed=2", "replay.documents=2"])], None)
     found = [prepare.documents(part) for part in mine]
-    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay"), [])
+    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), [])
     store = Store(tmp_path)
     store.write_plan(plan)
     run(store, plan, mine, found, store.missing(plan), workers=1)
@@ -142,14 +142,19 @@ def test_too_long_contexts_and_too_few_layers_are_refused() -> None:
         prepare.documents(long[0])
     deep = parts([compose([*SMALL, "replay.layers=9"])], None)
     with pytest.raises(UserError, match="4 full-attention layers"):
-        prepare.plan(deep, [prepare.documents(deep[0])], header(deep, REQUEST, "smoke", "d" * 64, "replay"), [])
+        prepare.plan(
+            deep, [prepare.documents(deep[0])], header(deep, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), []
+        )
 
 
 def test_another_model_makes_other_cells() -> None:
     (part,) = parts([compose([*SMALL, "replay.documents=2"])], None)
     found = [prepare.documents(part)]
     other = replace(part, source=replace(part.source, digest="0" * 64))
-    plans = [prepare.plan([p], found, header([p], REQUEST, "x", "d" * 64, "replay"), []) for p in (part, other)]
+    plans = [
+        prepare.plan([p], found, header([p], REQUEST, "x", "d" * 64, "replay", "pydoc_topics"), [])
+        for p in (part, other)
+    ]
     assert not set(plans[0].cells["cell"].to_pylist()) & set(plans[1].cells["cell"].to_pylist())
 
 
@@ -158,7 +163,9 @@ def test_whatever_changes_a_result_changes_the_cell_and_nothing_else_does(undist
         mine = parts([compose([*SMALL, "replay.documents=2", *changes])], None)
         found = [prepare.documents(part) for part in mine]
         return set(
-            prepare.plan(mine, found, header(mine, REQUEST, "x", "d" * 64, "replay"), []).cells["cell"].to_pylist()
+            prepare.plan(mine, found, header(mine, REQUEST, "x", "d" * 64, "replay", "pydoc_topics"), [])
+            .cells["cell"]
+            .to_pylist()
         )
 
     base = ids()

@@ -54,7 +54,7 @@ def store(tmp_path_factory, command) -> str:
 def test_the_smoke_profile_runs_and_is_never_evidence(store: str, command, checkout) -> None:
     done = command("judge", "claim-1", STORE=store)
     assert done.returncode == 0 and "NOT_EVALUATED on smoke: tiny random Llama" in done.stdout
-    assert "a model with random weights is never evidence" in done.stdout
+    assert "the smoke profile is never evidence" in done.stdout
     result = json.loads(command("judge", "claim-1", "--json", STORE=store).stdout)
     assert result["verdict"] == "NOT_EVALUATED" and (result["rows"], result["missing"], result["failed"]) == (96, 0, 0)
     assert [s["name"] for s in result["strata"]] == ["budget 12.5 %", "budget 25 %", "budget 50 %"]
@@ -109,6 +109,7 @@ def test_data_gives_longbench_documents(store: str, tmp_path: Path, command) -> 
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["population"] == "tiny random Llama; LongBench" and result["rows"] == 96
+    assert "not the registered population" in result["population_notes"][0]
 
 
 BAD = [
