@@ -7,6 +7,8 @@ import sys
 from dataclasses import replace
 
 import planted
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 
@@ -255,3 +257,28 @@ def test_judging_imports_no_torch_and_nothing_slow(whole) -> None:
         [sys.executable, "-c", code, str(whole)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+# ---------------------------------------------------------------- rows that no run has written
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("err", float("nan"), "expected a finite number"),
+        ("radius_empirical_bernstein", float("inf"), "expected a finite number"),
+        ("status", "fine", "expected one of ok, failed"),
+    ],
+)
+def test_a_value_that_no_row_may_have_is_refused_by_file_column_and_cell(root, column, value, expected) -> None:
+    made = planted.plan(root)
+    store = planted.fill(root, made, planted.rows(made, 1.0))
+    path = store.unit_files()[3].path
+    table = pq.read_table(path)
+    values = [value, *table[column].to_pylist()[1:]]
+    place = table.column_names.index(column)
+    pq.write_table(table.set_column(place, table.schema.field(column), pa.array(values)), path)
+    with pytest.raises(UserError, match=expected) as error:
+        verdict(root, "claim-2")
+    assert column in str(error.value) and str(path) in str(error.value)
+    assert table["cell"][0].as_py() in str(error.value)
