@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import planted
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
@@ -15,7 +16,9 @@ from conftest import ROOT
 from analysis import text
 from analysis.judge import OUT, judged
 from runs import prereg
+from runs.cells import Plan
 from runs.errors import UserError
+from runs.store import Store
 
 RULES = replace(prereg.load().rules, resamples=400)
 
@@ -125,7 +128,7 @@ def test_undefined_radii_everywhere_leave_fidelity_unjudged(root) -> None:
 
 @pytest.mark.parametrize("claim", prereg.IDS)
 def test_without_rows_every_claim_says_what_is_missing(root, claim) -> None:
-    registry = prereg.load()
+    registry = prereg.load(root)
     cells = registry.grids[registry.claim(claim).grid].profiles["laptop"].cells
     result = verdict(root, claim)
     assert (result["verdict"], result["missing"], result["strata"]) == ("NOT_EVALUATED", cells, [])
@@ -282,3 +285,54 @@ def test_a_value_that_no_row_may_have_is_refused_by_file_column_and_cell(root, c
         verdict(root, "claim-2")
     assert column in str(error.value) and str(path) in str(error.value)
     assert table["cell"][0].as_py() in str(error.value)
+
+
+# ---------------------------------------------------------------- a plan that is less than what was registered
+
+
+def cut(root, made, documents, **header):
+    """The stored plan with the cells of its first documents alone."""
+    keep = pa.array(made.cells["document"].unique().to_pylist()[:documents])
+    cells = made.cells.filter(pc.is_in(made.cells["document"], value_set=keep))
+    Store(root / "runs" / "store").write_plan(Plan({**made.header, **header}, cells))
+
+
+def test_a_plan_that_was_cut_with_its_header_is_no_verdict_and_says_what_it_lacks(root) -> None:
+    made = planted.plan(root, documents=24, heads=((0, 0),), steps=2)  # 144 cells, registered are 108
+    planted.fill(root, made, planted.rows(made, 1.0))
+    assert verdict(root)["verdict"] == "INCONCLUSIVE"
+    cut(root, made, 17, documents={"n": 17, "registered_matching": None})
+    result = verdict(root)
+    assert result["verdict"] == "NOT_EVALUATED" and (result["missing"], result["planned"]) == (6, 108)
+    assert result["reasons"][:2] == [
+        "the stored plan lacks 6 of the 108 registered cells",
+        "6 of 108 cells missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over", "lacks"), [({"model": "mine"}, True), ({"data": "d"}, True), ({"args": "a=1"}, False)]
+)
+def test_a_request_keeps_the_registered_size_unless_it_has_args(root, over, lacks) -> None:
+    request = planted.REQUEST | over
+    made = planted.plan(root, documents=3, request=request)
+    planted.fill(root, made, planted.rows(made, 1.0))
+    result = verdict(root, request=request)
+    assert any("registered cells" in reason for reason in result["reasons"]) == lacks
+    assert result["missing"] == (54 if lacks else 0)
+
+
+def test_one_model_in_place_of_four_is_a_quarter_of_the_cells(root) -> None:
+    request = planted.REQUEST | {"model": "mine"}
+    cells = prereg.load(root).grids["replay"].profiles["paper"].cells
+    assert verdict(root, profile="paper", request=request)["missing"] == cells // 4
+    assert verdict(root, profile="paper")["missing"] == cells
+
+
+def test_a_plan_that_was_cut_below_its_header_is_refused_by_file(root) -> None:
+    made = planted.plan(root)
+    store = planted.fill(root, made, planted.rows(made, 1.0))
+    cut(root, made, 24)
+    with pytest.raises(UserError, match="24 documents, its header says 28") as error:
+        verdict(root)
+    assert str(store.plan_files()[0]) in str(error.value)
