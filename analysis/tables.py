@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from analysis.text import sentence
@@ -10,6 +11,10 @@ from runs.errors import UserError
 from runs.registry import Registry
 
 PUBLISHED = "analysis/published"
+KEYS: Mapping[str, type | UnionType] = {
+    "verdict": str, "profile": str, "population": str | None, "deviations": list, "design": str, "judging": str,
+    "strata": list,
+}  # fmt: skip
 BEGIN, END = "<!-- verdicts:begin -->", "<!-- verdicts:end -->"
 
 
@@ -19,9 +24,15 @@ def read(folder: Path, claim_id: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: no verdict ({error}); expected the JSON that judging writes") from None
+    if not isinstance(result, dict):
+        raise UserError(f"{path}: no verdict but {str(result)[:40]!r}; expected the JSON that judging writes")
+    for key, kind in KEYS.items():
+        if not isinstance(result.get(key), kind) or key not in result:
+            raise UserError(f"{path}: {key} is {str(result.get(key))[:40]!r}; expected the JSON that judging writes")
+    return result
 
 
 def verdicts(registry: Registry, folder: Path) -> str:
@@ -30,7 +41,11 @@ def verdicts(registry: Registry, folder: Path) -> str:
     for claim in registry.claims.values():
         result = read(folder, claim.id)
         outcome, _, rest = (sentence(result) if result else "NOT_EVALUATED not run yet").partition(" ")
-        numbers = "<br>".join(_estimates(result)) if result else "-"
+        try:
+            numbers = "<br>".join(_estimates(result)) if result else "-"
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            where = folder / f"{claim.id}.json"
+            raise UserError(f"{where}: strata of another form ({error!r}); expected what judging writes") from None
         lines.append(f"| {claim.id} | {claim.title} | **{outcome}** {rest} | {numbers} | {claim.paper_text} |")
     return "\n".join(lines)
 

@@ -290,9 +290,9 @@ def test_a_value_that_no_row_may_have_is_refused_by_file_column_and_cell(root, c
 # ---------------------------------------------------------------- a plan that is less than what was registered
 
 
-def cut(root, made, documents, **header):
+def cut(root, made, first, **header):
     """The stored plan with the cells of its first documents alone."""
-    keep = pa.array(made.cells["document"].unique().to_pylist()[:documents])
+    keep = pa.array(made.cells["document"].unique().to_pylist()[:first])
     cells = made.cells.filter(pc.is_in(made.cells["document"], value_set=keep))
     Store(root / "runs" / "store").write_plan(Plan({**made.header, **header}, cells))
 

@@ -12,6 +12,7 @@ REGISTRY = prereg.load()
 STRATUM = {"name": "budget 25 %", "measures": {"coverage": {"estimate": 0.97, "low": 0.96, "high": 0.98}}}
 RESULT = {
     "verdict": "SUPPORTED", "profile": "laptop", "population": "a model; some texts", "deviations": [], "strata": [STRATUM],
+    "design": "1", "judging": "2",
 }  # fmt: skip
 
 
@@ -55,3 +56,21 @@ def test_only_the_text_between_the_marks_changes() -> None:
 def test_missing_or_doubled_marks_are_refused(text) -> None:
     with pytest.raises(UserError, match="README"):
         replaced(text, "new")
+
+
+@pytest.mark.parametrize("text", ["", "null", "[1]", "[]", "7", '"x"', "{}", '{"verdict": "KILLED"}', "[" * 100_000])
+def test_a_file_that_is_no_verdict_is_named_in_one_line(tmp_path, text) -> None:
+    (tmp_path / "claim-2.json").write_text(text)
+    with pytest.raises(UserError, match=r"claim-2\.json: .*expected the JSON that judging writes"):
+        verdicts(REGISTRY, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "over",
+    [{"population": 1}, {"deviations": None}, {"strata": None}, {"strata": [1]}, {"strata": [{"name": "a"}]},
+     {"strata": [{"name": "a", "measures": {"m": {"estimate": "x", "low": 0, "high": 1}}}]}],
+)  # fmt: skip
+def test_a_verdict_of_another_form_is_named_in_one_line(tmp_path, over) -> None:
+    (tmp_path / "claim-2.json").write_text(json.dumps(RESULT | over))
+    with pytest.raises(UserError, match=r"claim-2\.json: .*expected"):
+        verdicts(REGISTRY, tmp_path)
