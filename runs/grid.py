@@ -10,7 +10,7 @@ from runs.cells import content_id
 from runs.config import RunConfig
 from runs.data import longbench_files, pydoc_corpus, text_sha256
 from runs.errors import UserError
-from runs.sources import Source, file_sha256, resolve
+from runs.sources import Source, file_sha256, resolve, user_path
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class Part:
 
 def parts(configs: Sequence[RunConfig], data: str | None) -> tuple[Part, ...]:
     """The parts of a plan, one a model. Raises UserError where a model or the data is not there."""
-    folder = Path(data).expanduser() if data else None
+    for config in configs:
+        config.require_replayable()
+    folder = user_path(data, "DATA") if data else None
     if folder:
         longbench_files(folder)
     if not folder and configs[0].task.source is None:

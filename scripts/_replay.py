@@ -58,7 +58,8 @@ def compute(settings: Settings, registry: Registry, grid: str, designs: Collecti
     """
     plan, mine = stored_plan(settings, registry, grid)
     store = Store(settings.store)
-    missing = store.missing(plan, designs)
+    # Failed examples are tried again: what failed for want of memory must not stay so.
+    missing = list(dict.fromkeys([*store.missing(plan, designs), *store.failing(plan)]))
     if not missing:
         return _said(store, plan, designs, f"all {plan.cells.num_rows:,} cells are stored, nothing to run")
     from runs import execute, prepare  # as above: only where there is something to compute

@@ -136,6 +136,16 @@ def test_a_failing_document_is_a_row_and_the_others_finish(tmp_path: Path, monke
     assert failed[0]["err"] is None
 
 
+def test_failed_documents_are_tried_again_and_the_others_are_not(tmp_path: Path, undisturbed) -> None:
+    store, plan, mine, found = planned(tmp_path)
+    good = found[0][3]
+    found[0][3] = replace(good, ids=(999, *good.ids[1:]))
+    run(store, plan, mine, found, store.missing(plan), workers=1)
+    found[0][3] = good
+    report = run(store, plan, mine, found, store.failing(plan), workers=1)
+    assert report.done == 1 and not report.failures and rows(store, plan) == undisturbed
+
+
 def test_too_long_contexts_and_too_few_layers_are_refused() -> None:
     long = parts([compose(["profile=smoke", "replay.ctx_tokens=5000"])], None)
     with pytest.raises(UserError, match="4096 positions"):
@@ -171,7 +181,8 @@ def test_whatever_changes_a_result_changes_the_cell_and_nothing_else_does(undist
     base = ids()
     for change in (
         "replay.seed=9", "replay.delta=0.1", "replay.kappa=0.5", "replay.ctx_tokens=100",
-        "policies.certified.floor=0.2", "policies.uniform.sinks=5", "policies.topk.recent=31",
+        "policies.certified.floor=0.2 policies.topk.floor=0.2", "policies.uniform.floor=0.2",
+        "policies.certified.pool=3 policies.topk.pool=3",
     ):  # fmt: skip
-        assert not base & ids(change), change
+        assert not base & ids(*change.split()), change
     assert base <= ids("replay.steps=3") and base <= ids("replay.heads=3")  # more cells, the old ones unchanged

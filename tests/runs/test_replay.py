@@ -10,7 +10,6 @@ from cert.draw import uniforms
 from cert.policy import Policy
 from runs.capture import decode
 from runs.config import ReplayConfig
-from runs.errors import UserError
 from runs.models import load_model, shape
 from runs.replay import replay_document, spread, spread_heads
 from runs.sources import resolve
@@ -181,16 +180,10 @@ def test_another_seed_or_document_gives_other_cells_the_same_gives_the_same_bits
         assert [r["err"] for r in other] != [r["err"] for r in again]
 
 
-def test_other_scores_run_and_h2o_is_refused(decoded) -> None:
+def test_other_scores_run(decoded) -> None:
     for score in ("knorm", "streaming"):
         arms = ARMS | {"certified": Policy.preset("certified", score=score, budget=1.0)}
         assert len(list(replay_document(decoded, "document", CONFIG, arms))) == 54
-    with pytest.raises(UserError, match="h2o"):
-        list(
-            replay_document(
-                decoded, "d", CONFIG, ARMS | {"certified": Policy.preset("certified", score="h2o", budget=1.0)}
-            )
-        )
 
 
 def test_a_context_shorter_than_the_window_keeps_everything() -> None:
