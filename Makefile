@@ -3,7 +3,7 @@
 ##   make claim-N        N = 1..7: plan, run the missing cells, judge, print the verdict
 ##   make extension-N    N = 1..6: likewise
 ##   make judge-N        judge only, from stored rows; also judge-extension-N
-##   make claims         every claim and extension: what it asks and where it stands
+##   make claims         every claim and extension, and where it stands by the last judging
 ##   make status         cells done, missing, failed and time left, per claim
 ##   make plan           what a run would cost
 ##   make explain        where one row comes from: make explain CELL=id

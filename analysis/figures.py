@@ -3,7 +3,7 @@
 import hashlib
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.estimands import label
 from analysis.frame import write
-from analysis.text import sentence
+from analysis.text import number, sentence
 from runs.registry import ROOT
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ def _key(result: Result) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def _floats(values: Iterable[float | None]) -> NDArray[np.float64]:
+    """Numbers of a result to draw: what is undefined there is NaN, of which nothing is drawn."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
 def _image(figure: "Figure", kind: str) -> bytes:
     out = BytesIO()
     figure.savefig(out, format=kind, metadata={"CreationDate": None} if kind == "pdf" else None)
@@ -84,7 +90,7 @@ def _coverage(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for k, (key, (colour, marker, name)) in enumerate(RULES.items()):
         found = [stratum["measures"].get(key) or result["beside"][stratum["name"]][key] for stratum in strata]
-        y, low, high = (np.array([one[end] for one in found]) for end in ("estimate", "low", "high"))
+        y, low, high = (_floats(one[end] for one in found) for end in ("estimate", "low", "high"))
         weight = 1.5 if key == "coverage" else 0.9
         x = np.arange(len(strata)) + 0.13 * (k - 1.5)
         left.errorbar(x, y, (y - low, high - y), fmt=marker, color=colour, label=name, lw=weight, capsize=2.5)
@@ -112,11 +118,12 @@ def _heads(axes: "Axes", heads: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     layers = sorted({head["layer"] for column in heads for head in column})
     for k, column in enumerate(heads):
         for i, layer in enumerate(layers):
-            y = [head["coverage"] for head in column if head["layer"] == layer]
+            y = _floats(head["coverage"] for head in column if head["layer"] == layer)
             x = k + 0.6 * ((i + 0.5) / len(layers) - 0.5)
             colour = colormaps["viridis"](0.05 + 0.85 * i / max(len(layers) - 1, 1))
             name = f"layer {layer}" if k == 0 else None
-            axes.plot([x] * len(y), y, "o", color=colour, alpha=0.85, mec="white", mew=0.4, label=name)
+            beside = 0.035 * (np.arange(len(y)) - (len(y) - 1) / 2)  # equal heads must not hide each other
+            axes.plot(x + beside, y, "o", color=colour, alpha=0.85, mec="white", mew=0.4, label=name)
 
 
 # ---------------------------------------------------------------- fidelity
@@ -127,6 +134,9 @@ def _fidelity(figure: "Figure", frame: pd.DataFrame, result: Result) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     known = frame[(frame["err"] > 0) & (frame["radius_empirical_bernstein"] > 0)]
+    if known.empty:
+        _nothing(figure, "no cell has both an error and a certificate above 0, which a logarithmic axis needs")
+        return
     strata = {stratum["name"]: stratum["measures"] for stratum in result["strata"]}
     models, budgets = list(known["model"].unique()), sorted(known["budget"].unique())
     shades = LinearSegmentedColormap.from_list("shades", ["#C9DDF0", "#0072B2", "#04203A"])
@@ -140,21 +150,30 @@ def _fidelity(figure: "Figure", frame: pd.DataFrame, result: Result) -> None:
             panels[i, j],
             label("budget", budget),
         )
+        axes.set_title(name if i == 0 else "")
+        axes.set_ylabel(model if len(models) > 1 and j == 0 else "")
+        axes.plot([10**low, 10**high], [10**low, 10**high], color="#D55E00", lw=1)
+        if rows.empty:  # a model without such a cell at this budget
+            axes.text(0.5, 0.5, "no cells", transform=axes.transAxes, ha="center", fontsize=7, color=GREY)
+            continue
         cells = axes.hexbin(
             rows["radius_empirical_bernstein"], rows["err"], xscale="log", yscale="log", gridsize=34, mincnt=1,
             extent=(low, high, low, high), cmap=shades, bins="log", linewidths=0.1,
         )  # fmt: skip
-        axes.plot([10**low, 10**high], [10**low, 10**high], color="#D55E00", lw=1)
-        axes.set_title(name if i == 0 else "")
-        axes.set_ylabel(model if len(models) > 1 and j == 0 else "")
         if rank := strata.get(f"{model}, {name}", {}).get("spearman"):
-            said = f"Spearman {rank['estimate']:.3f}\n{rank['low']:.3f} to {rank['high']:.3f}"
+            said = f"Spearman {number(rank['estimate'])}\n{number(rank['low'])} to {number(rank['high'])}"
             axes.text(0.04, 0.96, said, transform=axes.transAxes, va="top", fontsize=7)
         axes.text(0.96, 0.05, "covered", transform=axes.transAxes, ha="right", fontsize=7, color=GREY)
         axes.text(0.04, 0.62, "missed", transform=axes.transAxes, fontsize=7, color=GREY)
     figure.supxlabel("certificate (radius)", fontsize=8)
     figure.supylabel("true attention error", fontsize=8)
     figure.colorbar(cells, ax=panels, label="cells", pad=0.01, aspect=25 * len(models))
+
+
+def _nothing(figure: "Figure", why: str) -> None:
+    """A figure that says why it shows no data."""
+    figure.set_size_inches(7.2, 1.2)
+    figure.text(0.5, 0.3, why, ha="center", fontsize=8, color=GREY)
 
 
 # ---------------------------------------------------------------- conditional coverage
@@ -165,9 +184,13 @@ def _conditional(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     strata = [stratum["name"] for stratum in result["strata"] if stratum["name"] in result["beside"]]
     figure.set_size_inches(7.2, 3.2)
     panels = figure.subplots(1, len(strata), sharex=True, squeeze=False)[0]
+    worst: dict[tuple[Any, ...], float] = {}  # one order for all panels: by the lowest plain coverage anywhere
+    for head in (head for name in strata for head in result["beside"][name]["heads"]):
+        key = (head["model"], head["layer"], head["head"])
+        worst[key] = min(head["plain"], worst.get(key, 1.0))
     for name, axes in zip(strata, panels, strict=True):
-        heads = sorted(result["beside"][name]["heads"], key=lambda head: head["plain"])
-        y, plain, assisted = np.arange(len(heads)), *(np.array([h[k] for h in heads]) for k in ("plain", "assisted"))
+        heads = sorted(result["beside"][name]["heads"], key=lambda h: worst[h["model"], h["layer"], h["head"]])
+        y, plain, assisted = np.arange(len(heads)), *(_floats(h[k] for h in heads) for k in ("plain", "assisted"))
         axes.hlines(y, plain, assisted, color="#BBBBBB", lw=1.2, zorder=1)
         axes.plot(plain, y, "o", mfc="white", mec="#D55E00", mew=1, label="plain")
         axes.plot(assisted, y, "o", color="#0072B2", label="assisted")

@@ -6,15 +6,37 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from runs.cells import Plan
 from runs.errors import UserError
+from runs.schema import STATUS
 from runs.store import Store
 
 
 def load(store: Store, plan: Plan, designs: Collection[str]) -> pd.DataFrame:
-    """The stored rows of a plan in its order; a null number is NaN here. UserError where a file is damaged."""
-    return store.rows(plan, designs).to_pandas()
+    """The stored rows of a plan in its order; a null number is NaN here.
+
+    UserError where a file is damaged, or holds a value that no row may have (runs/schema.py).
+    """
+    table = store.rows(plan, designs)
+    for field in table.schema:
+        if pa.types.is_floating(field.type):
+            odd = pc.invert(pc.is_finite(table[field.name]))
+            _require(store, table, field.name, odd, "expected a finite number, or null where it is undefined")
+    odd = pc.invert(pc.is_in(table["status"], value_set=pa.array(STATUS)))
+    _require(store, table, "status", odd, f"expected one of {', '.join(STATUS)}")
+    return table.to_pandas()
+
+
+def _require(store: Store, table: pa.Table, column: str, odd: pa.ChunkedArray, expected: str) -> None:
+    """Refuse a table with an odd value in a column, naming the first cell that has one, and its file."""
+    wrong = table.filter(odd)
+    if wrong.num_rows:
+        cell, value = wrong["cell"][0].as_py(), wrong[column][0].as_py()
+        where = store.find_cell(cell).path
+        raise UserError(f"column {column} is {value!r} in cell {cell}; {expected}; in {where}: delete it and run again")
 
 
 def digest(frame: pd.DataFrame) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 
 from analysis import frame as frames
 from analysis.estimands import Measured
 from analysis.intervals import Interval
 from analysis.verdict import Stratum, Tally, Verdict, decide, kill_level
 from runs.cells import Plan
+from runs.errors import UserError
 from runs.prereg import accept
 from runs.registry import ROOT, Claim, Registry, Rules, load
 from runs.store import Store
@@ -53,9 +55,11 @@ def judged(
     claim, accepted, rules = registry.claim(claim_id), accept(root, claim_id, registry), rules or registry.rules
     where = Store(store or root / "runs" / "store")
     plan = where.read_plan(claim.grid, profile, request)
+    if plan:
+        _require_documents(plan, where.plan_path(claim.grid, profile, request))
     rows = frames.load(where, plan, accepted.grids) if plan else None
     strata, beside = _measured(claim, rules, rows)
-    tally = _tally(registry, claim, profile, plan, rows)
+    tally = _tally(_registered(registry, claim, profile, request), plan, rows, bool(request.get("args")))
     verdict = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
     kill = kill_level(rules, strata)
     result = _head(claim, profile, request, plan, verdict) | {
@@ -91,28 +95,50 @@ def _measured(claim: Claim, rules: Rules, rows: pd.DataFrame | None) -> tuple[Se
     return found.strata, found.beside
 
 
-def _tally(registry: Registry, claim: Claim, profile: str, plan: Plan | None, rows: pd.DataFrame | None) -> Tally:
+def _require_documents(plan: Plan, path: Path) -> None:
+    """Refuse a plan whose cells are of other documents than its header counts: it was cut, or put together."""
+    counted, stored = plan.header["documents"]["n"], pc.count_distinct(plan.cells["document"]).as_py()
+    if counted != stored:
+        raise UserError(
+            f"{path}: its cells are of {stored} documents, its header says {counted}; expected as many; "
+            "delete the file, and plan again: the rows stay"
+        )
+
+
+def _tally(registered: int, plan: Plan | None, rows: pd.DataFrame | None, other: bool) -> Tally:
+    """How complete the rows are; what the registered design has and the stored plan has not is missing too.
+
+    other: the plan is of another design, as large as it says.
+    """
     if plan is None or rows is None:
-        registered = _registered(registry, claim, profile)
         return Tally(registered, registered, 0)
-    planned = plan.cells.num_rows
+    planned = plan.cells.num_rows if other else max(plan.cells.num_rows, registered)
     return Tally(planned, planned - len(rows), int((rows["status"] != "ok").sum()))
 
 
-def _registered(registry: Registry, claim: Claim, profile: str) -> int:
-    profiles = registry.grids[claim.grid].profiles
-    return profiles[profile].cells if profile in profiles else 0
+def _registered(registry: Registry, claim: Claim, profile: str, request: Request) -> int:
+    """Cells of the registered design under a request: MODEL= is one model in place of all of them."""
+    known = registry.grids[claim.grid].profiles.get(profile)
+    if known is None:
+        return 0
+    return known.cells // (known.sizes.get("models", 1) if request.get("model") else 1)
 
 
 def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request, plan: Plan | None) -> list[str]:
     """What forbids a verdict whatever the rows say."""
     found = []
-    if not _registered(registry, claim, profile):
+    registered = _registered(registry, claim, profile, request)
+    if not registered:
         found.append(f"grid {claim.grid} has no registered cells under profile {profile}")
     if not claim.judging:
         found.append(f"its estimand ({claim.estimand}) is not part of this version")
-    if profile == "smoke" or (plan and not plan.header["model"].get("trained", True)):
+    if plan and not request.get("args") and plan.cells.num_rows < registered:
+        lack = registered - plan.cells.num_rows
+        found.append(f"the stored plan lacks {lack:,} of the {registered:,} registered cells")
+    if plan and not plan.header["model"].get("trained", True):
         found.append("a model with random weights is never evidence")
+    if profile == "smoke":
+        found.append("the smoke profile is never evidence")
     if request.get("args"):
         found.append(f"ARGS={request['args']} is not the registered design")
     return found

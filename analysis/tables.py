@@ -3,13 +3,18 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
-from analysis.text import number, sentence
+from analysis.text import sentence
 from runs.errors import UserError
 from runs.registry import Registry
 
 PUBLISHED = "analysis/published"
+KEYS: Mapping[str, type | UnionType] = {
+    "verdict": str, "profile": str, "population": str | None, "deviations": list, "design": str, "judging": str,
+    "strata": list,
+}  # fmt: skip
 BEGIN, END = "<!-- verdicts:begin -->", "<!-- verdicts:end -->"
 
 
@@ -19,9 +24,15 @@ def read(folder: Path, claim_id: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: no verdict ({error}); expected the JSON that judging writes") from None
+    if not isinstance(result, dict):
+        raise UserError(f"{path}: no verdict but {str(result)[:40]!r}; expected the JSON that judging writes")
+    for key, kind in KEYS.items():
+        if not isinstance(result.get(key), kind) or key not in result:
+            raise UserError(f"{path}: {key} is {str(result.get(key))[:40]!r}; expected the JSON that judging writes")
+    return result
 
 
 def verdicts(registry: Registry, folder: Path) -> str:
@@ -30,17 +41,30 @@ def verdicts(registry: Registry, folder: Path) -> str:
     for claim in registry.claims.values():
         result = read(folder, claim.id)
         outcome, _, rest = (sentence(result) if result else "NOT_EVALUATED not run yet").partition(" ")
-        numbers = "<br>".join(_estimates(result)) if result else "-"
+        try:
+            numbers = "<br>".join(_estimates(result)) if result else "-"
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            where = folder / f"{claim.id}.json"
+            raise UserError(f"{where}: strata of another form ({error!r}); expected what judging writes") from None
         lines.append(f"| {claim.id} | {claim.title} | **{outcome}** {rest} | {numbers} | {claim.paper_text} |")
     return "\n".join(lines)
 
 
 def _estimates(result: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{stratum['name']}: {name.replace('_', ' ')} {number(of['estimate'])} [{number(of['low'])}, {number(of['high'])}]"
-        for stratum in result["strata"]
-        for name, of in stratum["measures"].items()
-    ]
+    """One line a stratum; a model is not named again where the verdict has named it."""
+    models = (result["population"] or "").split(";")[0]
+    lines = []
+    for stratum in result["strata"]:
+        measures = [
+            f"{name.replace('_', ' ')} {_three(of['estimate'])} [{_three(of['low'])}, {_three(of['high'])}]"
+            for name, of in stratum["measures"].items()
+        ]
+        lines.append(f"{stratum['name'].removeprefix(f'{models}, ')}: {', '.join(measures)}")
+    return lines
+
+
+def _three(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
 
 
 def replaced(text: str, table: str) -> str:

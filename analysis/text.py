@@ -17,10 +17,10 @@ def sentence(result: Mapping[str, Any]) -> str:
     return said + (", with deviations" if result["deviations"] else "")
 
 
-def render(result: Mapping[str, Any], drawn: Sequence[Path] = ()) -> str:
+def render(result: Mapping[str, Any], drawn: Sequence[Path] = (), cell: str | None = None) -> str:
     """The whole block: verdict, reasons, estimates with intervals and sizes, rules, what stands beside, rows, next.
 
-    drawn: files of the claim's figure.
+    drawn: files of the claim's figure; cell: id of one of its rows.
     """
     lines = [f"{result['id']}  {result['title']}", *_wrapped("", result["question"]), "", f"  {sentence(result)}"]
     lines += [line for note in result["population_notes"] for line in _field("note", note)]
@@ -32,7 +32,9 @@ def render(result: Mapping[str, Any], drawn: Sequence[Path] = ()) -> str:
     lines += [
         line for entry in result["deviations"] for line in _field("deviation", f"{entry['date']} {entry['text']}")
     ]
+    lines += _field("verdict", f"analysis/out/{result['id']}.json")
     lines += _field("figure", ", ".join(map(shown, drawn))) if drawn else []
+    lines += _field("one row", f"make explain CELL={cell}") if cell else []
     lines += _field("next", result["next"])
     return "\n".join(line.rstrip() for line in lines)
 
@@ -68,9 +70,9 @@ def _strata(result: Mapping[str, Any]) -> list[str]:
 
 def _rules(result: Mapping[str, Any]) -> list[str]:
     rules, strata, error = result["rules"], len(result["strata"]), 1 - result["kill_level"]
-    kill = f"at {100 * result['kill_level']:.4g} %" if strata else f"at 1 - {error:.2g} / strata"
+    kill = f"bounds at {100 * result['kill_level']:.4g} %" if strata else f"bounds at level 1 - {error:.2g} / strata"
     return [
-        *_field("supported if", f"{rules['supported_if']} in every stratum, at {100 * result['level']:.4g} %"),
+        *_field("supported if", f"{rules['supported_if']} in every stratum, bounds at {100 * result['level']:.4g} %"),
         *_field("killed if", f"{rules['killed_if']} in any stratum, {kill}"),
     ]
 

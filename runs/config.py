@@ -125,6 +125,24 @@ class RunConfig:
         flat = uniform.design == "poisson" and uniform.score == "constant"
         _require(flat, "policies.uniform", uniform.name, "design poisson with score constant")
 
+    def require_replayable(self) -> None:
+        """Raise UserError for what a replay would not follow: it would change a cell's id and not its numbers."""
+        certified, topk, uniform = self.policies
+        scores = ("snapkv", "knorm", "streaming", "constant")
+        _require(certified.score in scores, "policies.certified.score", certified.score, f"one of {', '.join(scores)}")
+        _require(certified.allocation != "pyramid", "policies.certified.allocation", "pyramid", "uniform or ada")
+        same = {"topk": ("score", "pool", "value_weighted", "certain_share", "floor"), "uniform": ()}
+        for role, arm in (("topk", topk), ("uniform", uniform)):
+            for field in (*same[role], "allocation", "window", "sinks", "recent"):
+                wanted = getattr(certified, field)
+                at = f"policies.{role}.{field}"
+                _require(getattr(arm, field) == wanted, at, getattr(arm, field), f"{wanted!r}, as policies.certified")
+        for role, arm in (("certified", certified), ("uniform", uniform)):
+            _require(arm.certain_share < 1, f"policies.{role}.certain_share", arm.certain_share, "less than 1")
+        hajek = uniform.compensation == "hajek"
+        _require(hajek, "policies.uniform.compensation", uniform.compensation, "hajek")
+        _require((uniform.pool, uniform.value_weighted) == (1, False), "policies.uniform", "a score", "a constant one")
+
 
 def _require(holds: bool, field: str, value: object, expected: str) -> None:
     if not holds:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runs.errors import UserError
+from runs.sources import is_folder
 
 TASKS = (
     *("narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "gov_report", "qmsum"),
@@ -99,8 +100,8 @@ def longbench_documents(
 
 def longbench_files(folder: Path) -> list[Path]:
     """The .jsonl files of the 16 English tasks in a folder, in the benchmark's order. UserError if none is there."""
-    if not folder.is_dir():
-        raise UserError(f"DATA={folder}: no such folder; expected a folder with LongBench .jsonl files")
+    if not is_folder(folder):
+        raise UserError(f"DATA={str(folder)[:200]}: no such folder; expected a folder with LongBench .jsonl files")
     files = [folder / f"{task}.jsonl" for task in TASKS if (folder / f"{task}.jsonl").is_file()]
     if not files:
         raise UserError(f"DATA={folder}: none of the 16 tasks is there; expected files such as qasper.jsonl")
@@ -121,10 +122,12 @@ def longbench_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {number}: broken JSON ({error.msg}); expected one object a line") from error
+    except (ValueError, RecursionError) as error:  # also numbers and nesting beyond what Python reads
+        raise UserError(f"{path}, line {number}: broken JSON ({error}); expected one object a line") from error
     if not isinstance(row, dict) or not isinstance(row.get("context"), str):
         raise UserError(f"{path}, line {number}: expected an object with a text field 'context'")
+    if any("\ud800" <= letter <= "\udfff" for letter in row["context"]):
+        raise UserError(f"{path}, line {number}: 'context' holds half of a surrogate pair; expected Unicode text")
     return row
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -30,14 +30,15 @@ from runs.provenance import collect
 from runs.replay import replay_document
 from runs.store import Store
 
-Progress = tuple[str, str | None]  # an example that is done, and its failure
+Progress = tuple[str, bool, str | None]  # an example that is done, whether just now, and its failure
 
 
 @dataclass(frozen=True)
 class Job:
-    """One unit for a worker: which part it belongs to and the documents of its examples."""
+    """One unit for a worker: whether its failures are tried again, its part, and the documents of its examples."""
 
     unit: str
+    retry: bool
     part: int
     documents: Mapping[str, Document]
 
@@ -52,13 +53,21 @@ class Report:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def run(store: Store, plan: Plan, parts: Sequence[Part], found: Sequence[Sequence[Document]], workers: int) -> Report:
-    """Compute what the store lacks of a plan, with progress on stderr; failures become rows and do not stop the others.
+def run(
+    store: Store,
+    plan: Plan,
+    parts: Sequence[Part],
+    found: Sequence[Sequence[Document]],
+    missing: Sequence[str],
+    workers: int,
+) -> Report:
+    """Compute the missing units of a plan, with progress on stderr; failures become rows and do not stop the others.
 
-    found: the documents of each part, as the plan was made from. Rows are bit-equal for any number of workers.
+    missing: units to do; of one that is stored with failed examples these alone are tried again. found: the documents
+    of each part, as the plan was made from. Rows are bit-equal for any number of workers.
     Raises UserError where the store cannot be written or a model cannot be loaded.
     """
-    jobs = _jobs(store, plan, parts, found)
+    jobs = _jobs(plan, parts, found, missing, store.failing(plan))
     for part in {job.part for job in jobs}:
         verify_converted(parts[part].source)  # converts once, before several workers would
     report, started = Report(), time.monotonic()
@@ -85,23 +94,29 @@ def run(store: Store, plan: Plan, parts: Sequence[Part], found: Sequence[Sequenc
     return report
 
 
-def _jobs(store: Store, plan: Plan, parts: Sequence[Part], found: Sequence[Sequence[Document]]) -> list[Job]:
+def _jobs(
+    plan: Plan,
+    parts: Sequence[Part],
+    found: Sequence[Sequence[Document]],
+    missing: Sequence[str],
+    failing: Collection[str],
+) -> list[Job]:
     """The units to do, those of one model together, so that a worker loads it once."""
     known = {(part.model, d.example): (i, d) for i, part in enumerate(parts) for d in found[i]}
     models = dict(zip(plan.cells["unit"].to_pylist(), plan.cells["model"].to_pylist(), strict=True))
     jobs = []
-    for unit in store.missing(plan):
+    for unit in missing:
         mine = {example: known[models[unit], example] for example in plan.units[unit]}
         (part,) = {i for i, _ in mine.values()}
-        jobs.append(Job(unit, part, {example: document for example, (_, document) in mine.items()}))
+        jobs.append(Job(unit, unit in failing, part, {example: document for example, (_, document) in mine.items()}))
     return sorted(jobs, key=lambda job: job.part)
 
 
 def _drain(progress: "SimpleQueue[Progress]", bar: tqdm, report: Report) -> None:
     while not progress.empty():
-        example, message = progress.get()
+        example, computed, message = progress.get()
         bar.update()
-        report.done += 1
+        report.done += computed
         if message:
             report.failures[example] = message
 
@@ -142,7 +157,9 @@ def _work(job: Job) -> None:
         _worker.model, _worker.part = load_model(part.source), job.part
     model = _worker.model
     device = str(model.device)
-    attempt = store.attempt(job.unit, _worker.design, collect(asdict(part.config), device, torch.get_num_threads()))
+    attempt = store.attempt(job.unit, _worker.design, _provenance(part, device), job.retry)
+    for example in attempt.finished:
+        _worker.progress.put((example, False, None))
     for example in attempt.missing:
         began = time.monotonic()
         message = None
@@ -155,8 +172,12 @@ def _work(job: Job) -> None:
         except Exception as error:  # noqa: BLE001 - recorded as a failed row, listed at the end, exit 1
             message = f"{type(error).__name__}: {error}"
             attempt.fail(example, message, time.monotonic() - began)
-        _worker.progress.put((example, message))
+        _worker.progress.put((example, True, message))
     attempt.publish()
+
+
+def _provenance(part: Part, device: str) -> dict[str, Any]:
+    return collect(asdict(part.config), device, torch.get_num_threads())
 
 
 def _rows(

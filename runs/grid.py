@@ -10,7 +10,7 @@ from runs.cells import content_id
 from runs.config import RunConfig
 from runs.data import longbench_files, pydoc_corpus, text_sha256
 from runs.errors import UserError
-from runs.sources import Source, file_sha256, resolve
+from runs.sources import Source, file_sha256, resolve, user_path
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class Part:
 
 def parts(configs: Sequence[RunConfig], data: str | None) -> tuple[Part, ...]:
     """The parts of a plan, one a model. Raises UserError where a model or the data is not there."""
-    folder = Path(data).expanduser() if data else None
+    for config in configs:
+        config.require_replayable()
+    folder = user_path(data, "DATA") if data else None
     if folder:
         longbench_files(folder)
     if not folder and configs[0].task.source is None:
@@ -51,13 +53,18 @@ def inputs(parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def header(parts: Sequence[Part], request: Mapping[str, Any], profile: str, design: str, grid: str) -> dict[str, Any]:
-    """The plan's header but for what its documents decide. registered: the population the claims name, unchanged."""
+def header(
+    parts: Sequence[Part], request: Mapping[str, Any], profile: str, design: str, grid: str, task: str
+) -> dict[str, Any]:
+    """The plan's header but for what its documents decide.
+
+    task: the one registered for the profile. registered: the population is the one the claims name, unchanged.
+    """
     config = parts[0].config
     text = "LongBench" if parts[0].data else config.task.population
     changed = [f"{key.upper()}={value}" for key, value in request.items() if value and key != "data"]
-    if request.get("data") and config.task.name != "longbench":
-        changed.append("DATA=LongBench rows")
+    if parts[0].data and task != "longbench":
+        changed.append("DATA=, LongBench rows in place of the registered texts")
     return {
         "grid": grid,
         "kind": "replay",

@@ -7,9 +7,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
+from huggingface_hub.utils import logging as hub_logging
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -18,6 +20,7 @@ from runs.errors import UserError
 from runs.sources import TINY, Source, cache_folder, file_sha256
 
 transformers_logging.set_verbosity_error()
+hub_logging.set_verbosity_error()  # ten lines of retries before our one line
 transformers_logging.disable_progress_bar()
 
 
@@ -41,6 +44,7 @@ class Shape:
     heads: int
     kv_heads: int
     positions: int
+    vocabulary: int
 
 
 def shape(source: Source) -> Shape:
@@ -49,6 +53,11 @@ def shape(source: Source) -> Shape:
     Raises UserError for an architecture that is not a causal language model, and for one without full attention.
     """
     config = _config(source).get_text_config(decoder=True)
+    with _explained(source, "config"):
+        return _shape(source, config)
+
+
+def _shape(source: Source, config: PreTrainedConfig) -> Shape:
     count, kinds = getattr(config, "num_hidden_layers", 0), getattr(config, "layer_types", None)
     if not getattr(config, "num_attention_heads", None):
         raise UserError(f"model {source.name}: {config.model_type} has no attention heads, so no cache to compress")
@@ -56,7 +65,10 @@ def shape(source: Source) -> Shape:
     if not layers or (kinds is None and getattr(config, "sliding_window", None)):
         raise UserError(f"model {source.name}: no layer with full attention, so nothing to compress")
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return Shape(layers, config.num_attention_heads, kv_heads, config.max_position_embeddings)
+    numbers = (count, config.num_attention_heads, kv_heads, config.max_position_embeddings, config.vocab_size)
+    if not all(isinstance(x, int) and x >= 1 for x in numbers) or config.num_attention_heads % kv_heads:
+        raise UserError(f"model {source.name}: its config has layers, heads, KV heads, positions, words {numbers}")
+    return Shape(layers, *numbers[1:])
 
 
 def load_tokenizer(source: Source) -> Tokenizer:
@@ -75,10 +87,34 @@ def load_model(source: Source, dtype: torch.dtype = torch.float32) -> PreTrained
         return _tiny().eval()
     path, revision = _location(source)
     with _explained(source, "weights"):
-        model = AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        load: Any = AutoModelForCausalLM.from_pretrained  # its stub knows nothing of output_loading_info
+        model, loaded = load(
+            path,
+            revision=revision,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
+        _refuse_random(source, loaded)
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_weights(source: Source) -> None:
+    """Read the headers of a folder's safetensors files. Raises UserError naming one that is damaged."""
+    if source.kind == "folder":
+        for path in sorted(Path(source.path).glob("*.safetensors")):
+            with _explained(source, f"weights ({path.name})"), safe_open(path, "pt"):
+                pass
+
+
+def _refuse_random(source: Source, loaded: dict[str, Any]) -> None:
+    """transformers fills weights that a file lacks with random numbers, and only warns."""
+    lacking = sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]]))
+    if lacking:
+        raise UserError(
+            f"model {source.name}: its files lack {len(lacking)} weights of its config, such as {lacking[0][:80]}"
+        )
 
 
 class _explained:
@@ -91,9 +127,7 @@ class _explained:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UserError) or not isinstance(
-            error, (OSError, ValueError, KeyError, RuntimeError, ImportError)
-        ):
+        if isinstance(error, UserError) or not isinstance(error, Exception):
             return
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(
@@ -139,8 +173,11 @@ def verify_converted(source: Source) -> None:
     if source.kind != "gguf":
         return
     folder = _converted(source)
-    record = json.loads((folder / "kvcert.json").read_text())
-    for name, digest in record["files"].items():
+    try:
+        files = dict(json.loads((folder / "kvcert.json").read_text())["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"converted model {folder}: damaged (kvcert.json); delete {folder} and run again") from error
+    for name, digest in files.items():
         if not (folder / name).is_file() or file_sha256(folder / name) != digest:
             raise UserError(
                 f"converted model {folder / name}: damaged (SHA-256 differs); delete {folder} and run again"
@@ -159,7 +196,9 @@ def _convert(source: Source, folder: Path) -> None:
         ) from error
     try:
         with _explained(source, "weights"):
-            packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+            load: Any = AutoModelForCausalLM.from_pretrained
+            packed, loaded = load(gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True)
+            _refuse_random(source, loaded)
             config = copy.deepcopy(packed.config)
             if hasattr(config, "quantization_config"):
                 del config.quantization_config  # the weights are dense float32 now

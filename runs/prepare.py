@@ -11,7 +11,7 @@ from runs.cells import Plan, cell_id, in_units
 from runs.data import Document, longbench_documents, pydoc_documents
 from runs.errors import UserError
 from runs.grid import Part
-from runs.models import Shape, load_tokenizer, shape
+from runs.models import Shape, check_weights, load_tokenizer, shape
 from runs.replay import METHOD, spread, spread_heads
 
 UNIT_EXAMPLES = 4  # documents a unit: what a published file holds
@@ -20,15 +20,21 @@ UNIT_EXAMPLES = 4  # documents a unit: what a published file holds
 def documents(part: Part) -> list[Document]:
     """The documents of one part. Raises UserError where there are too few, or longer than the model's positions."""
     replay = part.config.replay
-    positions = shape(part.source).positions
-    if replay.ctx_tokens + replay.steps > positions:
+    of = shape(part.source)
+    layers(part, of)
+    if replay.ctx_tokens + replay.steps > of.positions:
         raise UserError(
-            f"{replay.ctx_tokens} context tokens and {replay.steps} steps: {part.model} has {positions} positions"
+            f"{replay.ctx_tokens} context tokens and {replay.steps} steps: {part.model} has {of.positions} positions"
         )
+    check_weights(part.source)
     tokenizer = load_tokenizer(part.source)
     if part.data:
-        return longbench_documents(part.data, tokenizer, replay.ctx_tokens, replay.documents, part.share)
-    return pydoc_documents(tokenizer, replay.ctx_tokens, replay.documents)
+        found = longbench_documents(part.data, tokenizer, replay.ctx_tokens, replay.documents, part.share)
+    else:
+        found = pydoc_documents(tokenizer, replay.ctx_tokens, replay.documents)
+    if (top := max(max(document.ids) for document in found)) >= of.vocabulary:
+        raise UserError(f"{part.model}: its tokenizer gives token {top}, its model knows {of.vocabulary}")
+    return found
 
 
 def plan(

@@ -1,15 +1,17 @@
 """The freeze: LOCK and DEVIATIONS.md, what differs from them, and what judging accepts."""
 
 import json
+import math
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runs.digests import JUDGING, PROSE, Digests, digests, grid_digest, kind_of, read_text, sections
 from runs.errors import UserError
 from runs.lock import DEVIATIONS, LOCK, Deviation, Lock, Version, deviations, read_lock, write_lock
-from runs.registry import IDS, ROOT, Claim, Registry, Rule, load
+from runs.registry import IDS, ROOT, Claim, Registry, Rule, Rules, load
 
 __all__ = [
     "DEVIATIONS", "IDS", "JUDGING", "LOCK", "PROSE", "ROOT", "Accepted", "Claim", "Deviation", "Digests", "FrozenError",
@@ -63,7 +65,8 @@ def verify(root: Path = ROOT) -> list[Mismatch]:
     """Everything that differs from the LOCK and that no deviation declares, one entry for each claim and file.
 
     Also where DEVIATIONS.md was changed otherwise than by appending to the committed one, and where a published verdict
-    carries digests that are neither locked nor declared. Raises UserError where the files cannot be read.
+    carries digests that are neither locked nor declared, is another one than was committed, or does not follow from its
+    own strata. Raises UserError where the files cannot be read.
     """
     registry, lock, entries = load(root), read_lock(root), deviations(root)
     if lock is None:
@@ -71,8 +74,10 @@ def verify(root: Path = ROOT) -> list[Mismatch]:
     found = _rewritten(root)
     for claim_id in IDS:
         own = [entry for entry in entries if entry.claim == claim_id]
-        found += _claim_mismatches(claim_id, digests(registry, claim_id, root), lock.claims.get(claim_id), own)
+        now = digests(registry, claim_id, root)
+        found += _claim_mismatches(claim_id, now, lock.claims.get(claim_id), own)
         found += _published_mismatches(root, claim_id, lock.claims.get(claim_id), own)
+        found += _published_otherwise(root, claim_id, registry, now)
     return found
 
 
@@ -88,7 +93,9 @@ def _claim_mismatches(claim_id: str, now: Digests, locked: Digests | None, entri
             message = f"{part.replace('#', ': ')}: {claim_id} {kind} differs from {LOCK}; {shown}"
             found.append(Mismatch(claim_id, kind, part, message))
     if kinds and not found:
-        found.append(Mismatch(claim_id, min(kinds), LOCK, f"{LOCK}: {claim_id}: digests that its own parts do not give"))
+        found.append(
+            Mismatch(claim_id, min(kinds), LOCK, f"{LOCK}: {claim_id}: digests that its own parts do not give")
+        )
     return found
 
 
@@ -99,31 +106,83 @@ def _published_mismatches(
     allowed = {(entry.kind, entry.digest) for entry in entries}
     if locked:
         allowed |= {("design", locked.design), ("judging", locked.judging)}
-    for kind, digest in _published(root, claim_id).items():
+    verdict = _published(root, claim_id)
+    for kind, digest in ((kind, str(verdict[kind])) for kind in ("design", "judging") if verdict):
         if (kind, digest) not in allowed:
             message = f"{path}: {claim_id} was judged with {kind} {digest[:12]}, neither locked nor in {DEVIATIONS}"
             found.append(Mismatch(claim_id, kind, path, message))
     return found
 
 
-def _published(root: Path, claim_id: str) -> dict[str, str]:
+def _published_otherwise(root: Path, claim_id: str, registry: Registry, now: Digests) -> list[Mismatch]:
+    """Where a published verdict is not the committed one, or (judged by the rules as they are now) not its strata's."""
+    path, verdict = f"analysis/published/{claim_id}.json", _published(root, claim_id)
+    found, committed = [], _committed(root, path)
+    if committed is not None and (not verdict or read_text(root, path) != committed.decode().replace("\r\n", "\n")):
+        found.append(f"{path}: differs from the committed one; expected that, or a commit of the new one")
+    if verdict and str(verdict["design"]) == now.design and (why := _unfounded(verdict, registry, claim_id, path)):
+        found.append(f"{path}: {claim_id} is {verdict['verdict']} there, but {why}")
+    return [Mismatch(claim_id, "judging", path, message) for message in found]
+
+
+def _published(root: Path, claim_id: str) -> dict[str, Any]:
     path = f"analysis/published/{claim_id}.json"
     if not (root / path).exists():
         return {}
     try:
         verdict = json.loads(read_text(root, path))
-        return {kind: str(verdict[kind]) for kind in ("design", "judging")}
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: no verdict ({error!r}); expected JSON with design and judging") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: no valid JSON ({error}); expected the JSON that judging writes") from None
+    keys = ("verdict", "design", "judging")
+    if not isinstance(verdict, dict) or not all(isinstance(verdict.get(key), str) for key in keys):
+        raise UserError(f"{path}: no verdict; expected the JSON that judging writes, with the texts {', '.join(keys)}")
+    return verdict
+
+
+def _unfounded(verdict: Mapping[str, Any], registry: Registry, claim_id: str, path: str) -> str:
+    """What contradicts a verdict in its own numbers, "" where nothing does."""
+    try:
+        if verdict["verdict"] == "NOT_EVALUATED":
+            return "" if verdict["reasons"] else "it gives no reason"
+        outcome = _outcome(verdict, registry.rules, registry.claim(claim_id))
+        return "" if outcome == verdict["verdict"] else f"its strata and counts make it {outcome}"
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: no whole verdict ({error!r}); expected the JSON that judging writes") from None
+
+
+def _outcome(verdict: Mapping[str, Any], rules: Rules, claim: Claim) -> str:
+    """The outcome that the numbers of a verdict have under a claim's rules: analysis/verdict.py without the rows."""
+    strata = verdict["strata"]
+    few = any(stratum["n"] < 1 or stratum["clusters"] < claim.min_clusters for stratum in strata)
+    failed = verdict["failed"] > rules.max_failed_share * verdict["planned"]
+    wanted = len(claim.strata.levels) or 1
+    kill_level = 1 - rules.kill_error / max(len(strata), 1)
+    levels = math.isclose(verdict["kill_level"], kill_level, rel_tol=1e-9) and verdict["level"] == rules.level
+    if not strata or len(strata) % wanted or few or failed or verdict["missing"] or not levels:
+        return "NOT_EVALUATED"
+    if any(rule.holds(_bound(stratum, rule, "kill_")) for stratum in strata for rule in claim.killed_if):
+        return "KILLED"
+    supported = all(rule.holds(_bound(stratum, rule)) for stratum in strata for rule in claim.supported_if)
+    return "SUPPORTED" if supported else "INCONCLUSIVE"
+
+
+def _bound(stratum: Mapping[str, Any], rule: Rule, level: str = "") -> float:
+    value = stratum["measures"][rule.measure][rule.bound if rule.bound == "estimate" else level + rule.bound]
+    return math.nan if value is None else value
+
+
+def _committed(root: Path, path: str) -> bytes | None:
+    """A file as it stands in the last commit; None without git, without a commit, or where it has no such file."""
+    try:
+        shown = subprocess.run(["git", "-C", str(root), "show", f"HEAD:./{path}"], capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+    return None if shown.returncode else shown.stdout
 
 
 def _rewritten(root: Path) -> list[Mismatch]:
-    try:
-        command = ["git", "-C", str(root), "show", f"HEAD:./{DEVIATIONS}"]
-        committed = subprocess.run(command, capture_output=True, check=False)
-    except FileNotFoundError:  # no git here: there is nothing to compare with
-        return []
-    if committed.returncode or (root / DEVIATIONS).read_bytes().startswith(committed.stdout):
+    committed = _committed(root, DEVIATIONS)
+    if committed is None or (root / DEVIATIONS).read_bytes().startswith(committed):
         return []
     message = f"{DEVIATIONS}: what was committed has been changed; expected only appended entries"
     return [Mismatch("all", "deviations", DEVIATIONS, message)]
@@ -132,12 +191,13 @@ def _rewritten(root: Path) -> list[Mismatch]:
 def accept(root: Path, claim_id: str, registry: Registry | None = None) -> Accepted:
     """The digests that judging a claim may use; registry: of this root, where it is already loaded.
 
-    Raises UserError naming file and claim where the files differ from the LOCK and no deviation names the new digest.
+    Raises UserError naming file and claim where the files differ from the LOCK and no deviation names the new digest,
+    and where DEVIATIONS.md is not the committed one with entries appended.
     """
     now, lock = digests(registry or load(root), claim_id, root), read_lock(root)
     own = [entry for entry in deviations(root) if entry.claim == claim_id]
     locked = lock.claims.get(claim_id) if lock else None
-    mismatches = _claim_mismatches(claim_id, now, locked, own)
+    mismatches = [*_claim_mismatches(claim_id, now, locked, own), *_rewritten(root)]
     if mismatches or locked is None:
         raise UserError(f"{mismatches[0].message}; restore it, or see make verify and {DEVIATIONS}")
     kinds = {*_differing(now, locked), "grid"}

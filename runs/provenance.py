@@ -1,5 +1,6 @@
 """Where rows come from: code, packages, machine. It goes beside the rows, never into them, so that rows stay equal."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -22,6 +23,7 @@ def collect(config: Mapping[str, Any], device: str, threads: int, root: Path = R
     """
     return {
         "git": git_state(root),
+        "code": code_digest(root),
         "packages": versions(PACKAGES),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -31,6 +33,15 @@ def collect(config: Mapping[str, Any], device: str, threads: int, root: Path = R
         "cpus": os.cpu_count(),
         "config": dict(config),
     }
+
+
+@cache  # likewise
+def code_digest(root: Path) -> str:
+    """SHA-256 of the modules whose change can change a number: cert, and of runs what measures."""
+    measuring = [root / "runs" / f"{name}.py" for name in ("capture", "data", "execute", "models", "replay")]
+    paths = sorted([*(root / "cert").rglob("*.py"), *(path for path in measuring if path.is_file())])
+    lines = [f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in paths]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def versions(names: list[str]) -> dict[str, str | None]:

@@ -27,7 +27,6 @@ from cert.scores import constant, knorm, snapkv, streaming, value_weighted
 from cert.silent import boundary_margin, retained_entropy
 from runs.capture import Decoded, LayerCapture
 from runs.config import ReplayConfig
-from runs.errors import UserError
 
 METHOD = "replay-1"  # part of every cell id: raise it when a change here changes a number
 
@@ -67,10 +66,8 @@ def replay_document(
 
 
 def token_score(policy: Policy, capture: LayerCapture, n: int) -> Tensor:
-    """The policy's score of the document's n tokens, [kv_heads, n]. UserError for h2o, which needs every query."""
+    """The policy's score of the document's n tokens, [kv_heads, n]. Not h2o, which needs every query."""
     k, v = capture.keys[:, :n], capture.values[:, :n]
-    if policy.score == "h2o":
-        raise UserError("score h2o: the replay keeps a window of queries; expected snapkv, knorm or streaming")
     if policy.score == "snapkv":
         score = snapkv(capture.window, k, capture.scale, policy.pool)
     else:
@@ -161,7 +158,7 @@ def _measure(step: _Step, arms: dict[str, Tensor], score: Tensor, config: Replay
     }
     for rule in RULES:
         r = radius(cells["var_hat"], cells["max_term"], config.delta, rule, kappa=config.kappa, **terms)
-        cells[f"radius_{rule}"] = r.masked_fill(cells["undefined"], torch.nan).masked_fill(cells["exact"], 0.0)
+        cells[f"radius_{rule}"] = r.masked_fill(cells["undefined"], torch.nan)  # exact: r is 0 by itself
     return cells
 
 

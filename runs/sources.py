@@ -64,11 +64,11 @@ def resolve(source: str) -> Source:
         return Source("tiny", "tiny random Llama", "", _sha256_of(json.dumps(TINY, sort_keys=True).encode()))
     if source.startswith("pypi:"):
         return _packaged(source.removeprefix("pypi:"))
-    path = Path(source).expanduser()
-    if path.is_file():
-        return _gguf(path)
-    if path.is_dir():
+    path = user_path(source, "model")
+    if is_folder(path):
         return _folder(path)
+    if is_folder(path.parent) and path.is_file():
+        return _gguf(path)
     if HUB_ID.fullmatch(source):
         return Source("hub", source.split("@")[0].split("/")[1], source, source.split("@")[1])
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@.*)?", source) and not source.startswith((".", "/")):
@@ -77,6 +77,24 @@ def resolve(source: str) -> Source:
             "organisation/name@<40-digit commit>"
         )
     raise UserError(f"model {source!r}: expected a .gguf file, a Hugging Face folder or a hub id name@<commit>")
+
+
+def user_path(text: str, what: str) -> Path:
+    """The path a user typed, ~ expanded. Raises UserError for a user that is not there, and for names no file can have."""
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (RuntimeError, OSError, ValueError) as error:
+        raise UserError(f"{what} {text[:200]!r}: no such file or folder ({error.args[-1]})") from error
+    return path
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; False for a name longer than a file system takes."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def cache_folder() -> Path:

@@ -54,7 +54,7 @@ class Store:
 
         An equal one is left alone, so that a complete store can be used where it is read-only.
         """
-        path = self._plan_path(plan.header["grid"], plan.header["profile"], plan.header["request"])
+        path = self.plan_path(plan.header["grid"], plan.header["profile"], plan.header["request"])
         with suppress(UserError):  # one that cannot be read is replaced
             stored = self._load_plan(path)
             if stored and stored.header == plan.header and stored.cells.equals(plan.cells):
@@ -64,7 +64,7 @@ class Store:
 
     def read_plan(self, grid: str, profile: str, request: Mapping[str, Any]) -> Plan | None:
         """Return the stored plan or None; UserError where its file is damaged."""
-        return self._load_plan(self._plan_path(grid, profile, request))
+        return self._load_plan(self.plan_path(grid, profile, request))
 
     def plans(self) -> list[dict[str, Any]]:
         """Return the headers of all stored plans, sorted by grid, profile and request."""
@@ -203,7 +203,8 @@ class Store:
                     file.path.unlink(missing_ok=True)
         return path
 
-    def _plan_path(self, grid: str, profile: str, request: Mapping[str, Any]) -> Path:
+    def plan_path(self, grid: str, profile: str, request: Mapping[str, Any]) -> Path:
+        """Return the file of a plan, whether it is there or not."""
         return self.root / "plans" / f"{Plan.key(grid, profile, request)}.parquet"
 
     def _load_plan(self, path: Path) -> Plan | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from cert.errors import CertError
 from runs.errors import UserError
 from runs.registry import ROOT
+from runs.sources import user_path
 
 PROFILES = ("smoke", "laptop", "desktop", "paper")
 
@@ -25,6 +26,11 @@ class Settings:
     workers: int
     ctx: int | None
     args: tuple[str, ...]
+
+    def require_store(self) -> None:
+        """Raises UserError where a STORE that the user typed is not there: nothing would be found in it."""
+        if _variable("STORE") and not self.store.is_dir():
+            raise UserError(f"STORE={self.store}: no such folder; expected one that an earlier run has filled")
 
     @property
     def request(self) -> dict[str, str | int | None]:
@@ -45,7 +51,7 @@ def settings() -> Settings:
         profile=profile,
         model=_variable("MODEL"),
         data=_variable("DATA"),
-        store=Path(_variable("STORE") or ROOT / "runs" / "store").expanduser(),
+        store=user_path(_variable("STORE") or str(ROOT / "runs" / "store"), "STORE"),
         workers=_whole("WORKERS") or os.cpu_count() or 1,
         ctx=_whole("CTX"),
         args=args,
@@ -75,6 +81,6 @@ def _whole(name: str) -> int | None:
     text = _variable(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**9):
-        raise UserError(f"{name}={text}: expected a whole number of at least 1")
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise UserError(f"{name}={text[:40]}: expected a whole number of at least 1")
     return int(text)

@@ -1,6 +1,8 @@
 """A replay from the user's settings: its plan stored before its first cell, what is missing run, what was done said."""
 
 import sys
+from collections.abc import Collection
+from pathlib import Path
 
 from runs.cells import Plan
 from runs.config import RunConfig
@@ -34,30 +36,36 @@ def stored_plan(settings: Settings, registry: Registry, grid: str) -> tuple[Plan
     Raises UserError for anything in the request that is not there or does not fit.
     """
     store, mine = Store(settings.store), parts(configs(settings, registry, grid), settings.data)
-    wanted = header(mine, settings.request, settings.profile, grid_digest(registry, grid), grid)
+    profile = registry.grids[grid].profiles[settings.profile]
+    (task,) = (Path(path).stem for path in profile.configs if path.startswith("configs/task/"))
+    wanted = header(mine, settings.request, settings.profile, grid_digest(registry, grid), grid, task)
     plan = store.read_plan(grid, settings.profile, settings.request)
     if plan is not None and all(plan.header[key] == wanted[key] for key in ("design", "inputs", "model")):
         return plan, mine
     # Only a new plan needs the tokenizer, and with it torch and transformers: a finished one is judged in seconds.
     from runs import prepare
 
-    manifests = registry.grids[grid].profiles[settings.profile].manifests
     found = [prepare.documents(part) for part in mine]
-    plan = prepare.plan(mine, found, wanted, [ROOT / path for path in manifests])
+    plan = prepare.plan(mine, found, wanted, [ROOT / path for path in profile.manifests])
     store.write_plan(plan)
     return plan, mine
 
 
-def compute(settings: Settings, registry: Registry, grid: str) -> int:
-    """Run the cells that the store lacks, and say on stderr what was done; 1 where some failed or a worker died."""
+def compute(settings: Settings, registry: Registry, grid: str, designs: Collection[str]) -> int:
+    """Run the cells that the store lacks, and say on stderr what was done; 1 where some failed or a worker died.
+
+    designs: the digests that rows may carry, those of declared deviations included.
+    """
     plan, mine = stored_plan(settings, registry, grid)
     store = Store(settings.store)
-    if not store.missing(plan):
-        return _said(store, plan, f"all {plan.cells.num_rows:,} cells are stored, nothing to run")
+    # Failed examples are tried again: what failed for want of memory must not stay so.
+    missing = list(dict.fromkeys([*store.missing(plan, designs), *store.failing(plan)]))
+    if not missing:
+        return _said(store, plan, designs, f"all {plan.cells.num_rows:,} cells are stored, nothing to run")
     from runs import execute, prepare  # as above: only where there is something to compute
 
     found = [prepare.documents(part) for part in mine]
-    report = execute.run(store, plan, mine, found, settings.workers)
+    report = execute.run(store, plan, mine, found, missing, settings.workers)
     for example, message in report.failures.items():
         print(f"failed: {example}: {message}", file=sys.stderr)
     if report.died:
@@ -65,11 +73,11 @@ def compute(settings: Settings, registry: Registry, grid: str) -> int:
             "a worker died (killed, or out of memory); the same command goes on, WORKERS=1 needs less memory",
             file=sys.stderr,
         )
-    return _said(store, plan, f"{report.done} documents in {report.wall_s:.0f} s") or int(report.died)
+    return _said(store, plan, designs, f"{report.done} documents in {report.wall_s:.0f} s") or int(report.died)
 
 
-def _said(store: Store, plan: Plan, what: str) -> int:
-    counts = store.counts(plan)
+def _said(store: Store, plan: Plan, designs: Collection[str], what: str) -> int:
+    counts = store.counts(plan, designs)
     print(
         f"{what}; {counts['done']:,} of {plan.cells.num_rows:,} cells done, {counts['failed']:,} failed, in {store.root}",
         file=sys.stderr,

@@ -14,8 +14,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser("python -m scripts.claim", __doc__).parse_args(argv)
     chosen, registry = settings(), load()
     claim = registry.claim(options.claim)
-    accept(ROOT, claim.id, registry)  # nothing is computed under a design that is not the locked one
-    code = compute(chosen, registry, claim.grid) if claim.grid == "replay" else 0
+    accepted = accept(ROOT, claim.id, registry)  # nothing is computed under a design that is not the locked one
+    code = compute(chosen, registry, claim.grid, accepted.grids) if claim.grid == "replay" else 0
     show(claim.id, chosen, options.json)
     return code
 

@@ -2,27 +2,39 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from analysis.judge import OUT
 from analysis.tables import read
 from analysis.text import sentence
-from runs.prereg import read_lock
-from runs.registry import ROOT, load
+from runs.errors import UserError
+from runs.prereg import accept
+from runs.registry import ROOT, Registry, load
 from scripts._cli import run
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 whatever the verdicts."""
     argparse.ArgumentParser(prog="python -m scripts.claims", description=__doc__).parse_args(argv)
-    lock = read_lock(ROOT)
-    for claim in load().claims.values():
+    registry = load(ROOT)
+    for claim in registry.claims.values():
         result = read(ROOT / OUT, claim.id)
-        stands = sentence(result) if result else f"not judged yet: make {claim.id}"
-        locked = lock.claims.get(claim.id) if lock else None
-        if result and locked and (result["design"], result["judging"]) != (locked.design, locked.judging):
-            stands += f"; judged with other digests than the locked ones: make {claim.id}"
+        hint = f"not judged yet: make {claim.id}" if claim.judging else "this version cannot run it yet"
+        stands = sentence(result) if result else hint
+        stands += _doubt(registry, claim.id, result) if result else ""
         print(f"{claim.id:12} {claim.title:28} {stands}")
     return 0
+
+
+def _doubt(registry: Registry, claim_id: str, result: Mapping[str, Any]) -> str:
+    try:
+        accepted = accept(ROOT, claim_id, registry)
+    except UserError:
+        return "; what it was registered with has changed since: make verify"
+    if (result["design"], result["judging"]) == (accepted.design, accepted.judging):
+        return ""
+    return f"; judged with other digests than the accepted ones: make {claim_id}"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from scripts._cli import Settings, run, settings
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 whatever the verdict, 2 where rows, LOCK or settings do not fit."""
     options = parser("python -m scripts.judge", __doc__).parse_args(argv)
-    show(options.claim, settings(), options.json)
+    chosen = settings()
+    chosen.require_store()
+    show(options.claim, chosen, options.json)
     return 0
 
 
@@ -28,7 +30,11 @@ def show(claim: str, chosen: Settings, as_json: bool) -> None:
     """Judge a claim, write its JSON and figure, print the verdict."""
     judged = judge.judged(claim, chosen.profile, chosen.request, chosen.store)
     drawn = figures.draw(claim, judged.frame, judged.result, ROOT / judge.OUT)
-    print(json.dumps(judged.result, indent=1) if as_json else text.render(judged.result, drawn))
+    if not drawn:  # a figure of other rows must not stand beside this verdict
+        for path in (ROOT / judge.OUT).glob(f"{claim}.p[nd][gf]"):
+            path.unlink()
+    cell = None if judged.frame is None or judged.frame.empty else str(judged.frame["cell"].iloc[0])
+    print(json.dumps(judged.result, indent=1) if as_json else text.render(judged.result, drawn, cell))
 
 
 if __name__ == "__main__":

@@ -55,15 +55,27 @@ def costs(chosen: Settings, registry: Registry) -> list[dict[str, Any]]:
 def _lines(found: list[dict[str, Any]], chosen: Settings) -> list[str]:
     lines = [f"profile {chosen.profile}, {chosen.workers} workers, rows in {chosen.store}"]
     for grid in found:
-        sizes = " x ".join(f"{n} {axis}" for axis, n in grid["sizes"].items())
-        hours = "no seconds measured yet" if grid["hours"] is None else f"about {60 * grid['hours']:.1f} minutes in all"
-        state = hours if grid["runnable"] else "this version has no runner for it yet"
+        sizes = " x ".join(f"{n:,} {axis}" for axis, n in grid["sizes"].items())
+        minutes = None if grid["hours"] is None else f"about {60 * grid['hours']:.1f} minutes"
+        if not grid["runnable"]:
+            state = "this version has no runner for it yet"
+        elif not grid["missing"]:
+            state = f"all done; the whole grid takes {minutes}"
+        else:
+            state = f"the whole grid takes {minutes}" if minutes else "no seconds measured yet"
+        few = (
+            f"{', '.join(grid['models'])}"
+            if len(grid["models"]) == grid["sizes"].get("models")
+            else "not all named yet"
+        )
         lines += [
             f"{grid['grid']}: {grid['cells']:,} cells = {sizes}",
-            f"    for {', '.join(grid['claims'])}; models {', '.join(grid['models']) or 'given by MODELS='}",
+            f"    for {', '.join(grid['claims'])}; models: {few}",
             f"    {grid['missing']:,} cells missing; {state}",
         ]
-    return [*lines, "next: make claim-1" + ("" if chosen.profile == "laptop" else f" PROFILE={chosen.profile}")]
+    left = any(grid["runnable"] and grid["missing"] for grid in found)
+    suffix = "" if chosen.profile == "laptop" else f" PROFILE={chosen.profile}"
+    return [*lines, f"next: make {'claim-1' if left else 'claims'}{suffix if left else ''}"]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="for programs")
     as_json = parser.parse_args(argv).json
     settings = _cli.settings()
+    settings.require_store()
     found = report(settings.store, settings.workers)
     print(json.dumps(found, indent=1) if as_json else "\n".join(_lines(found, settings.workers)))
     return 0
@@ -38,6 +39,7 @@ def report(root: Path, workers: int) -> dict[str, Any]:
         claim.id: {
             "title": claim.title,
             "grid": claim.grid,
+            "runnable": bool(claim.judging),
             "plans": [plan | {"next": command(claim.id, header, named)} for header, plan in grids[claim.grid]],
         }
         for claim in registry.claims.values()
@@ -67,7 +69,9 @@ def _lines(found: Mapping[str, Any], workers: int) -> list[str]:
     for claim, block in found.items():
         lines.append(f"{claim:<12} {block['title']}")
         if not block["plans"]:
-            lines.append(f"    no rows yet: make {claim}")
+            lines.append(
+                f"    no rows yet: make {claim}" if block["runnable"] else "    this version cannot run it yet"
+            )
         for plan in block["plans"]:
             lines += [f"    {line}" for line in _plan_lines(plan, workers)]
     return lines
@@ -84,8 +88,10 @@ def _plan_lines(plan: Mapping[str, Any], workers: int) -> list[str]:
         lines.append(f"{plan['refused']:,} of the missing have rows of another design, which are not used")
     lines += [f"{cells:,} failed: {' '.join(message.split())[:200]}" for message, cells in plan["failures"].items()]
     if plan["missing"]:
-        eta = "not known before the first example" if plan["eta_s"] is None else f"about {duration(plan['eta_s'])}"
-        lines.append(f"{plan['examples_left']:,} examples left, {eta} with {workers} workers: {plan['next']}")
+        eta = "" if plan["eta_s"] is None else f", about {duration(plan['eta_s'])} with {workers} workers"
+        lines.append(f"{plan['examples_left']:,} examples left{eta}: {plan['next']}")
+        if plan["examples_in_journals"]:
+            lines.append(f"{plan['examples_in_journals']:,} examples are done, their units not yet whole")
     return lines
 
 

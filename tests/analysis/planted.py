@@ -11,15 +11,22 @@ from runs.cells import Plan, cell_id, in_units
 from runs.store import Store
 
 BUDGETS = (0.125, 0.25, 0.5)
+LAPTOP = "documents: 56, layers: 4, heads: 3, steps: 6}\n        cells: 12096"
+SMALL = "documents: 6, layers: 3, heads: 1, steps: 2}\n        cells: 108"
 REQUEST = {"model": None, "data": None, "ctx": None, "args": None}
 
 
 def study(root: Path) -> Path:
-    """The repository's registration and judging code copied to root and frozen there."""
+    """The repository's registration and judging code copied to root and frozen there, with a laptop profile of 108
+    cells, so that a small planted plan is the whole of it."""
     for folder in ("prereg", "configs", "analysis"):
         shutil.copytree(
             ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "out", "published", "LOCK")
         )
+    claims = root / "prereg" / "claims.yaml"
+    before = claims.read_text()
+    assert LAPTOP in before
+    claims.write_text(before.replace(LAPTOP, SMALL, 1))
     prereg.freeze(root, lambda _: False, "2026-01-01")
     return root
 

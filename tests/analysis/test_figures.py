@@ -15,6 +15,7 @@ from runs.errors import UserError
 
 RULES = replace(prereg.load().rules, resamples=200)
 CLAIMS = ("claim-1", "claim-2", "extension-6")
+RADII = ("empirical_bernstein", "normal", "conservative", "assisted")
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +101,32 @@ def test_a_folder_that_cannot_be_written_is_named(study, tmp_path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UserError, match="cannot write"):
         draw(study, "extension-6", tmp_path / "out")
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize(
+    ("documents", "change"),
+    [
+        (1, {}),  # one document: no interval, every bound is undefined
+        (3, {"err": 0.0, "exact": True} | {f"radius_{rule}": 0.0 for rule in RADII}),  # nothing evicted anywhere
+        (3, {f"radius_{rule}": None for rule in RADII}),  # nothing certified anywhere
+    ],
+    ids=["one document", "all exact", "all undefined"],
+)
+def test_what_is_undefined_is_left_out_of_a_figure(tmp_path, claim, documents, change) -> None:
+    root = planted.study(tmp_path / "study")
+    made = planted.plan(root, documents=documents)
+    planted.fill(root, made, planted.rows(made, 0.9, 0.5, change=lambda _, row: row | change))
+    found = judged(claim, root=root, rules=RULES)
+    assert len(figures.draw(claim, found.frame, found.result, tmp_path)) == 2
+
+
+def test_a_panel_without_a_cell_to_show_stays_empty(tmp_path) -> None:
+    def change(cell, row):
+        return row | ({"err": 0.0, "exact": True} if (cell["model"], cell["budget"]) == ("two", 0.125) else {})
+
+    root = planted.study(tmp_path / "study")
+    made = planted.plan(root, documents=3, models=("one", "two"))
+    planted.fill(root, made, planted.rows(made, 0.9, 0.5, change=change))
+    found = judged("claim-2", root=root, rules=RULES)
+    assert len(figures.draw("claim-2", found.frame, found.result, tmp_path)) == 2

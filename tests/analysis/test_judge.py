@@ -7,13 +7,18 @@ import sys
 from dataclasses import replace
 
 import planted
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 
 from analysis import text
 from analysis.judge import OUT, judged
 from runs import prereg
+from runs.cells import Plan
 from runs.errors import UserError
+from runs.store import Store
 
 RULES = replace(prereg.load().rules, resamples=400)
 
@@ -94,7 +99,7 @@ def test_too_few_documents_forbid_a_verdict(root) -> None:
 @pytest.mark.parametrize(
     ("header", "how", "reason"),
     [
-        ({"profile": "smoke"}, {"profile": "smoke"}, "random weights"),
+        ({"profile": "smoke"}, {"profile": "smoke"}, "smoke profile"),
         ({"model": {"name": "tiny", "digest": "0", "trained": False}}, {}, "random weights"),
         (
             {"request": planted.REQUEST | {"args": "replay.delta=0.2"}},
@@ -123,7 +128,7 @@ def test_undefined_radii_everywhere_leave_fidelity_unjudged(root) -> None:
 
 @pytest.mark.parametrize("claim", prereg.IDS)
 def test_without_rows_every_claim_says_what_is_missing(root, claim) -> None:
-    registry = prereg.load()
+    registry = prereg.load(root)
     cells = registry.grids[registry.claim(claim).grid].profiles["laptop"].cells
     result = verdict(root, claim)
     assert (result["verdict"], result["missing"], result["strata"]) == ("NOT_EVALUATED", cells, [])
@@ -255,3 +260,79 @@ def test_judging_imports_no_torch_and_nothing_slow(whole) -> None:
         [sys.executable, "-c", code, str(whole)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+# ---------------------------------------------------------------- rows that no run has written
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("err", float("nan"), "expected a finite number"),
+        ("radius_empirical_bernstein", float("inf"), "expected a finite number"),
+        ("status", "fine", "expected one of ok, failed"),
+    ],
+)
+def test_a_value_that_no_row_may_have_is_refused_by_file_column_and_cell(root, column, value, expected) -> None:
+    made = planted.plan(root)
+    store = planted.fill(root, made, planted.rows(made, 1.0))
+    path = store.unit_files()[3].path
+    table = pq.read_table(path)
+    values = [value, *table[column].to_pylist()[1:]]
+    place = table.column_names.index(column)
+    pq.write_table(table.set_column(place, table.schema.field(column), pa.array(values)), path)
+    with pytest.raises(UserError, match=expected) as error:
+        verdict(root, "claim-2")
+    assert column in str(error.value) and str(path) in str(error.value)
+    assert table["cell"][0].as_py() in str(error.value)
+
+
+# ---------------------------------------------------------------- a plan that is less than what was registered
+
+
+def cut(root, made, first, **header):
+    """The stored plan with the cells of its first documents alone."""
+    keep = pa.array(made.cells["document"].unique().to_pylist()[:first])
+    cells = made.cells.filter(pc.is_in(made.cells["document"], value_set=keep))
+    Store(root / "runs" / "store").write_plan(Plan({**made.header, **header}, cells))
+
+
+def test_a_plan_that_was_cut_with_its_header_is_no_verdict_and_says_what_it_lacks(root) -> None:
+    made = planted.plan(root, documents=24, heads=((0, 0),), steps=2)  # 144 cells, registered are 108
+    planted.fill(root, made, planted.rows(made, 1.0))
+    assert verdict(root)["verdict"] == "INCONCLUSIVE"
+    cut(root, made, 17, documents={"n": 17, "registered_matching": None})
+    result = verdict(root)
+    assert result["verdict"] == "NOT_EVALUATED" and (result["missing"], result["planned"]) == (6, 108)
+    assert result["reasons"][:2] == [
+        "the stored plan lacks 6 of the 108 registered cells",
+        "6 of 108 cells missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over", "lacks"), [({"model": "mine"}, True), ({"data": "d"}, True), ({"args": "a=1"}, False)]
+)
+def test_a_request_keeps_the_registered_size_unless_it_has_args(root, over, lacks) -> None:
+    request = planted.REQUEST | over
+    made = planted.plan(root, documents=3, request=request)
+    planted.fill(root, made, planted.rows(made, 1.0))
+    result = verdict(root, request=request)
+    assert any("registered cells" in reason for reason in result["reasons"]) == lacks
+    assert result["missing"] == (54 if lacks else 0)
+
+
+def test_one_model_in_place_of_four_is_a_quarter_of_the_cells(root) -> None:
+    request = planted.REQUEST | {"model": "mine"}
+    cells = prereg.load(root).grids["replay"].profiles["paper"].cells
+    assert verdict(root, profile="paper", request=request)["missing"] == cells // 4
+    assert verdict(root, profile="paper")["missing"] == cells
+
+
+def test_a_plan_that_was_cut_below_its_header_is_refused_by_file(root) -> None:
+    made = planted.plan(root)
+    store = planted.fill(root, made, planted.rows(made, 1.0))
+    cut(root, made, 24)
+    with pytest.raises(UserError, match="24 documents, its header says 28") as error:
+        verdict(root)
+    assert str(store.plan_files()[0]) in str(error.value)

@@ -61,6 +61,17 @@ def test_moments_in_float32_do_not_cancel() -> None:
     assert torch.allclose(single.double(), exact, rtol=0.05)
 
 
+def test_rounding_never_makes_a_variance_negative() -> None:
+    """All tail values nearly equal the output, far from the first value: the three sums cancel to rounding."""
+    g = torch.Generator().manual_seed(0)
+    v = 1000 + torch.rand(1, 9, 3, generator=g) * 1e-3
+    v[0, 0] = 0.0
+    weight, prob = torch.full((1, 9), 0.3), torch.tensor([[1.0] + 8 * [0.7]])
+    out = v[:, 1] + torch.rand(400, 1, 3, generator=g) * 1e-3
+    var = poisson_variance(weight.expand(400, 1, 9), prob, v, out)
+    assert (var >= 0).all() and (var == 0).any()
+
+
 def test_monte_carlo_the_estimator_is_unbiased_and_its_variance_is_v() -> None:
     """20,000 draws: mean of the linearised error is 0, its variance is V, the oracle-form estimate has mean V."""
     q, k, v, _, prob = problem(heads=2, n=80)

@@ -91,6 +91,7 @@ def test_ada_gives_more_to_the_head_with_more_top_scores() -> None:
     assert mine[0] < mine[1] < mine[2]
     one_sided = torch.stack([torch.ones(200) * 9, torch.ones(200)])  # every top score in one head, budget 1.0
     assert head_budgets("ada", 200, one_sided, 52).max() <= 200
+    assert head_budgets("ada", 100, one_sided, 52).tolist() == [138, 62]  # 52 + 48 (0.8 * 2 + 0.2), 52 + 48 * 0.2
     assert head_budgets("uniform", 80, score, 52).tolist() == [80] * 3
 
 

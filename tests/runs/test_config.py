@@ -47,6 +47,31 @@ def test_a_value_out_of_range_is_refused_and_named(whole: object, name: str, val
         replace(whole, **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("role", "changes"),
+    [
+        ("topk", {"pool": 7}),
+        ("topk", {"score": "streaming"}),
+        ("topk", {"value_weighted": True}),
+        ("topk", {"recent": 31}),
+        ("uniform", {"compensation": "none"}),
+        ("uniform", {"compensation": "merge"}),
+        ("uniform", {"sinks": 5}),
+        ("uniform", {"value_weighted": True}),
+        ("certified", {"score": "h2o"}),
+        ("certified", {"score": "none"}),
+        ("certified", {"allocation": "pyramid"}),
+        ("certified", {"certain_share": 1.0}),
+    ],
+)
+def test_what_the_replay_would_not_follow_is_refused(role: str, changes: dict[str, object]) -> None:
+    arms = dict(zip(("certified", "topk", "uniform"), RUN.policies, strict=True))
+    arms[role] = replace(arms[role], **changes)
+    RUN.require_replayable()
+    with pytest.raises(UserError, match="policies"):
+        replace(RUN, policies=tuple(arms.values())).require_replayable()
+
+
 @pytest.mark.parametrize("value", [(1.0,), (1e-9,), (0.5, 0.25)])
 def test_the_ends_of_the_range_are_taken(value: tuple[float, ...]) -> None:
     assert replace(REPLAY, budgets=value).budgets == value

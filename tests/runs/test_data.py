@@ -51,7 +51,11 @@ def test_shares_of_several_models_are_disjoint(tmp_path: Path) -> None:
     assert all(len(s) == 4 for s in shares) and len(set.union(*shares)) == 12
 
 
-@pytest.mark.parametrize("broken", ['{"context": "x"', '["context"]', '{"context": 3}', '{"input": "no context"}'])
+BROKEN = ['{"context": "x"', '["context"]', '{"context": 3}', '{"input": "no context"}', '{"context": "\\ud800 half"}']
+BROKEN += ["[" * 200_000, '{"context": "x", "n": ' + "9" * 5000 + "}"]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
 def test_a_broken_line_is_named(tmp_path: Path, broken: str) -> None:
     write(tmp_path, "trec", ["fine"])
     with (tmp_path / "trec.jsonl").open("a") as file:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def planned(root: Path):
     """A small plan of ten documents in three units, stored."""
     mine = parts([compose(list(SMALL))], None)
     found = [prepare.documents(part) for part in mine]
-    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay"), [])
+    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), [])
     store = Store(root)
     store.write_plan(plan)
     return store, plan, mine, found
@@ -37,25 +38,25 @@ def rows(store: Store, plan) -> list[dict]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     store, plan, mine, found = planned(tmp_path_factory.mktemp("one"))
-    report = run(store, plan, mine, found, workers=1)
+    report = run(store, plan, mine, found, store.missing(plan), workers=1)
     assert report.done == 10 and not report.failures and not report.died
     return rows(store, plan)
 
 
 def test_rows_do_not_depend_on_the_number_of_workers(tmp_path: Path, undisturbed) -> None:
     store, plan, mine, found = planned(tmp_path)
-    run(store, plan, mine, found, workers=2)
+    run(store, plan, mine, found, store.missing(plan), workers=2)
     assert rows(store, plan) == undisturbed and len(undisturbed) == 10 * 3 * 2 * 2 * 2
-    assert store.missing(plan) == [] and run(store, plan, mine, found, workers=2).done == 0
+    assert store.missing(plan) == [] and run(store, plan, mine, found, store.missing(plan), workers=2).done == 0
 
 
 def test_another_seed_gives_other_cells_and_other_numbers(tmp_path: Path, undisturbed) -> None:
     mine = parts([compose([*SMALL, "replay.seed=2", "replay.documents=2"])], None)
     found = [prepare.documents(part) for part in mine]
-    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay"), [])
+    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), [])
     store = Store(tmp_path)
     store.write_plan(plan)
-    run(store, plan, mine, found, workers=1)
+    run(store, plan, mine, found, store.missing(plan), workers=1)
     other = rows(store, plan)
     assert not {r["cell"] for r in other} & {r["cell"] for r in undisturbed}
     assert {r["err"] for r in other} != {r["err"] for r in undisturbed[: len(other)]}
@@ -67,7 +68,7 @@ def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path: Path, undisturbed) -
         "import sys; sys.path[:0] = [sys.argv[2], sys.argv[2] + '/tests/runs']\n"
         "from pathlib import Path; import test_execute as t\n"
         "if __name__ == '__main__':\n"
-        "    s, p, m, f = t.planned(Path(sys.argv[1])); t.run(s, p, m, f, 2)\n"
+        "    s, p, m, f = t.planned(Path(sys.argv[1])); t.run(s, p, m, f, s.missing(p), 2)\n"
     )
     script = tmp_path / "run_it.py"
     script.write_text(code)
@@ -85,7 +86,7 @@ def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path: Path, undisturbed) -
         child.wait()
     store, plan, mine, found = planned(store_path)
     before = 10 - sum(len(plan.units[unit]) for unit in store.missing(plan))
-    report = run(store, plan, mine, found, workers=2)
+    report = run(store, plan, mine, found, store.missing(plan), workers=2)
     assert report.done <= 10 - before
     assert rows(store, plan) == undisturbed
 
@@ -126,7 +127,7 @@ def test_a_failing_document_is_a_row_and_the_others_finish(tmp_path: Path, monke
     broken = found[0][3]
     # A token outside the vocabulary: this document fails inside the worker, in the model itself.
     found[0][3] = type(broken)(broken.example, broken.task, broken.sha256, (999, *broken.ids[1:]))
-    report = run(store, plan, mine, found, workers=2)
+    report = run(store, plan, mine, found, store.missing(plan), workers=2)
     assert report.done == 10 and list(report.failures) == [broken.example]
     counts = store.counts(plan)
     assert (counts["done"], counts["failed"], counts["missing"]) == (9 * 24, 24, 0)
@@ -135,13 +136,36 @@ def test_a_failing_document_is_a_row_and_the_others_finish(tmp_path: Path, monke
     assert failed[0]["err"] is None
 
 
+def test_failed_documents_are_tried_again_and_the_others_are_not(tmp_path: Path, undisturbed) -> None:
+    store, plan, mine, found = planned(tmp_path)
+    good = found[0][3]
+    found[0][3] = replace(good, ids=(999, *good.ids[1:]))
+    run(store, plan, mine, found, store.missing(plan), workers=1)
+    found[0][3] = good
+    report = run(store, plan, mine, found, store.failing(plan), workers=1)
+    assert report.done == 1 and not report.failures and rows(store, plan) == undisturbed
+
+
 def test_too_long_contexts_and_too_few_layers_are_refused() -> None:
     long = parts([compose(["profile=smoke", "replay.ctx_tokens=5000"])], None)
     with pytest.raises(UserError, match="4096 positions"):
         prepare.documents(long[0])
     deep = parts([compose([*SMALL, "replay.layers=9"])], None)
     with pytest.raises(UserError, match="4 full-attention layers"):
-        prepare.plan(deep, [prepare.documents(deep[0])], header(deep, REQUEST, "smoke", "d" * 64, "replay"), [])
+        prepare.plan(
+            deep, [prepare.documents(deep[0])], header(deep, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), []
+        )
+
+
+def test_another_model_makes_other_cells() -> None:
+    (part,) = parts([compose([*SMALL, "replay.documents=2"])], None)
+    found = [prepare.documents(part)]
+    other = replace(part, source=replace(part.source, digest="0" * 64))
+    plans = [
+        prepare.plan([p], found, header([p], REQUEST, "x", "d" * 64, "replay", "pydoc_topics"), [])
+        for p in (part, other)
+    ]
+    assert not set(plans[0].cells["cell"].to_pylist()) & set(plans[1].cells["cell"].to_pylist())
 
 
 def test_whatever_changes_a_result_changes_the_cell_and_nothing_else_does(undisturbed) -> None:
@@ -149,13 +173,16 @@ def test_whatever_changes_a_result_changes_the_cell_and_nothing_else_does(undist
         mine = parts([compose([*SMALL, "replay.documents=2", *changes])], None)
         found = [prepare.documents(part) for part in mine]
         return set(
-            prepare.plan(mine, found, header(mine, REQUEST, "x", "d" * 64, "replay"), []).cells["cell"].to_pylist()
+            prepare.plan(mine, found, header(mine, REQUEST, "x", "d" * 64, "replay", "pydoc_topics"), [])
+            .cells["cell"]
+            .to_pylist()
         )
 
     base = ids()
     for change in (
         "replay.seed=9", "replay.delta=0.1", "replay.kappa=0.5", "replay.ctx_tokens=100",
-        "policies.certified.floor=0.2", "policies.uniform.sinks=5", "policies.topk.recent=31",
+        "policies.certified.floor=0.2 policies.topk.floor=0.2", "policies.uniform.floor=0.2",
+        "policies.certified.pool=3 policies.topk.pool=3",
     ):  # fmt: skip
-        assert not base & ids(change), change
+        assert not base & ids(*change.split()), change
     assert base <= ids("replay.steps=3") and base <= ids("replay.heads=3")  # more cells, the old ones unchanged

@@ -398,19 +398,123 @@ def test_a_changed_grid_under_a_declared_design_accepts_registered_and_new_rows(
     assert "claim-2" not in {mismatch.claim for mismatch in prereg.verify(frozen)}
 
 
+def published(root: Path, claim_id: str, **over: object) -> Path:
+    """Publish what judging would have written where every measure is well inside its support rule."""
+    registry, locked = load(root), prereg.read_lock(root).claims[claim_id]
+    claim = registry.claim(claim_id)
+    good = {rule.measure: rule.value + (0.02 if rule.op[0] == ">" else -0.02) for rule in claim.supported_if}
+    bounds = ("low", "estimate", "high", "kill_low", "kill_high")
+    measures = {name: dict.fromkeys(bounds, value) for name, value in good.items()}
+    strata = [
+        {"name": str(k), "n": 99, "clusters": 30, "measures": measures} for k in range(len(claim.strata.levels) or 1)
+    ]
+    verdict = {"verdict": "SUPPORTED", "reasons": [], "strata": strata, "missing": 0, "failed": 0, "planned": 99}
+    verdict |= {"level": 0.95, "kill_level": 1 - 0.05 / len(strata), "design": locked.design, "judging": locked.judging}
+    path = root / f"analysis/published/{claim_id}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(verdict | over))
+    return path
+
+
 def test_a_published_verdict_counts_as_rows_and_must_carry_known_digests(frozen: Path) -> None:
-    path = frozen / "analysis/published/claim-4.json"
-    path.parent.mkdir()
-    locked = prereg.read_lock(frozen).claims["claim-4"]
-    path.write_text(json.dumps({"design": locked.design, "judging": locked.judging}))
+    published(frozen, "claim-4")
     assert prereg.verify(frozen) == []
     edit(frozen, CLAIMS, "title: Damage", "title: Any damage")
     with pytest.raises(prereg.FrozenError, match="claim-4"):
         prereg.freeze(frozen, no_rows, TODAY)
     edit(frozen, CLAIMS, "title: Any damage", "title: Damage")
-    path.write_text(json.dumps({"design": "0" * 64, "judging": locked.judging}))
+    published(frozen, "claim-4", design="0" * 64)
     (mismatch,) = prereg.verify(frozen)
     assert (mismatch.claim, mismatch.part) == ("claim-4", "analysis/published/claim-4.json")
+
+
+@pytest.mark.parametrize("claim_id", ["claim-1", "claim-2", "claim-3", "extension-6"])
+@pytest.mark.parametrize("other", ["KILLED", "INCONCLUSIVE", "REFUTED"])
+def test_a_published_verdict_must_follow_from_its_own_strata(frozen: Path, claim_id: str, other: str) -> None:
+    path = published(frozen, claim_id)
+    assert prereg.verify(frozen) == []
+    published(frozen, claim_id, verdict=other)
+    (mismatch,) = prereg.verify(frozen)
+    assert (mismatch.claim, mismatch.part) == (claim_id, f"analysis/published/{path.name}")
+    assert f"is {other} there, but its strata and counts make it SUPPORTED" in mismatch.message
+
+
+def _bound(verdict: dict, bound: str, value: float | None) -> None:
+    verdict["strata"][1] = json.loads(json.dumps(verdict["strata"][1]))
+    verdict["strata"][1]["measures"]["coverage"][bound] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        (lambda v: _bound(v, "low", 0.94), "INCONCLUSIVE"),
+        (lambda v: _bound(v, "low", None), "INCONCLUSIVE"),
+        (lambda v: _bound(v, "kill_high", 0.94), "KILLED"),
+        (lambda v: v["strata"].pop(), "NOT_EVALUATED"),
+        (lambda v: v["strata"].clear(), "NOT_EVALUATED"),
+        (lambda v: v["strata"][0].update(clusters=19), "NOT_EVALUATED"),
+        (lambda v: v.update(missing=1), "NOT_EVALUATED"),
+        (lambda v: v.update(failed=1), "NOT_EVALUATED"),
+        (lambda v: v.update(kill_level=0.5), "NOT_EVALUATED"),
+    ],
+)
+def test_edited_numbers_make_another_outcome(frozen: Path, change, outcome: str) -> None:
+    verdict = json.loads(published(frozen, "claim-1").read_text())
+    change(verdict)
+    published(frozen, "claim-1", **verdict)
+    (mismatch,) = prereg.verify(frozen)
+    assert mismatch.message.endswith(f"make it {outcome}")
+    published(frozen, "claim-1", **verdict | {"verdict": outcome, "reasons": ["said"]})
+    assert prereg.verify(frozen) == []
+
+
+def test_no_verdict_needs_a_reason(frozen: Path) -> None:
+    published(frozen, "claim-1", verdict="NOT_EVALUATED")
+    assert "gives no reason" in prereg.verify(frozen)[0].message
+    published(frozen, "claim-1", verdict="NOT_EVALUATED", reasons=["72 of 504 cells missing"], strata=[])
+    assert prereg.verify(frozen) == []
+
+
+def test_the_published_verdicts_of_this_repository_follow_from_their_strata(tmp_path: Path) -> None:
+    for folder in ("prereg", "configs", "analysis"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "out"))
+    assert list((tmp_path / "analysis" / "published").glob("*.json")) and prereg.verify(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "[1]", "7", "{}", '{"verdict": 1, "design": "", "judging": ""}', "[" * 100_000]
+)
+def test_a_published_file_that_is_no_verdict_is_one_line(frozen: Path, text: str) -> None:
+    published(frozen, "claim-2").write_text(text)
+    for does in (prereg.verify, lambda root: prereg.freeze(root, no_rows, TODAY)):
+        edit(frozen, CLAIMS, "title: Fidelity", "title: Fidelities")  # freeze asks of what has changed alone
+        with pytest.raises(UserError, match=r"analysis/published/claim-2\.json: no .*expected the JSON"):
+            does(frozen)
+        edit(frozen, CLAIMS, "title: Fidelities", "title: Fidelity")
+
+
+@pytest.mark.parametrize(
+    "over", [{"strata": [{}]}, {"strata": 1}, {"strata": [{"n": 1, "clusters": 99, "measures": []}] * 3}]
+)
+def test_a_published_verdict_without_its_numbers_is_one_line(frozen: Path, over: dict) -> None:
+    published(frozen, "claim-1", **over)
+    with pytest.raises(UserError, match=r"claim-1\.json: no whole verdict"):
+        prereg.verify(frozen)
+
+
+def test_a_published_verdict_is_the_committed_one(frozen: Path) -> None:
+    git = ["git", "-C", str(frozen), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    path = published(frozen, "claim-1")
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "prereg", "analysis"], check=True)
+    subprocess.run([*git, "commit", "-qm", "publish"], check=True)
+    assert prereg.verify(frozen) == []
+    edited = json.loads(path.read_text())
+    edited["strata"][0]["measures"]["coverage"]["estimate"] = 0.999  # consistent, and yet not what was published
+    path.write_text(json.dumps(edited))
+    assert "differs from the committed one" in prereg.verify(frozen)[0].message
+    path.unlink()
+    assert "differs from the committed one" in prereg.verify(frozen)[0].message
 
 
 @pytest.mark.parametrize(
@@ -443,6 +547,8 @@ def test_deviations_are_append_only(frozen: Path) -> None:
     (frozen / prereg.DEVIATIONS).write_text("# Other\n")
     (mismatch,) = prereg.verify(frozen)
     assert (mismatch.kind, mismatch.part) == ("deviations", prereg.DEVIATIONS)
+    with pytest.raises(UserError, match=r"DEVIATIONS\.md: what was committed has been changed"):
+        prereg.accept(frozen, "claim-1")  # nothing is judged beside it
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from cert.draw import uniforms
 from cert.policy import Policy
 from runs.capture import decode
 from runs.config import ReplayConfig
-from runs.errors import UserError
 from runs.models import load_model, shape
 from runs.replay import replay_document, spread, spread_heads
 from runs.sources import resolve
@@ -71,6 +70,12 @@ def test_captured_keys_reproduce_the_attention_of_the_model(decoded) -> None:
         k, v = layer.keys[head // 2], layer.values[head // 2]
         p = torch.softmax(layer.scale * (k @ layer.queries[-1][head]), -1)
         assert torch.allclose(p @ v, seen["out"][16 * head : 16 * head + 16], atol=1e-5)
+
+
+def test_the_window_holds_the_last_queries_of_the_context(decoded) -> None:
+    every = decode(load_model(resolve("tiny")), IDS, (3,), 1, 150).layers[3].window
+    assert decoded.layers[3].window.shape == (4, 32, 16)
+    assert torch.equal(decoded.layers[3].window, every[:, -32:])
 
 
 def test_every_cell_is_there_once(cells) -> None:
@@ -175,16 +180,10 @@ def test_another_seed_or_document_gives_other_cells_the_same_gives_the_same_bits
         assert [r["err"] for r in other] != [r["err"] for r in again]
 
 
-def test_other_scores_run_and_h2o_is_refused(decoded) -> None:
+def test_other_scores_run(decoded) -> None:
     for score in ("knorm", "streaming"):
         arms = ARMS | {"certified": Policy.preset("certified", score=score, budget=1.0)}
         assert len(list(replay_document(decoded, "document", CONFIG, arms))) == 54
-    with pytest.raises(UserError, match="h2o"):
-        list(
-            replay_document(
-                decoded, "d", CONFIG, ARMS | {"certified": Policy.preset("certified", score="h2o", budget=1.0)}
-            )
-        )
 
 
 def test_a_context_shorter_than_the_window_keeps_everything() -> None:

@@ -92,6 +92,53 @@ def test_a_broken_gguf_fails_in_one_line_and_leaves_no_cache(tmp_path: Path, mon
     assert list((tmp_path / "cache" / "models").iterdir()) == []
 
 
+def edited(folder: Path, copy: Path, **changes: object) -> sources.Source:
+    """A copy of a model folder with another config."""
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text()) | changes
+    (copy / "config.json").write_text(json.dumps(config))
+    return sources.resolve(str(copy))
+
+
+def test_weights_that_a_file_lacks_are_never_made_up(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"lack \d+ weights of its config, such as model\.layers\.2"):
+        models.load_model(edited(folder, tmp_path / "deep", num_hidden_layers=3))
+    with pytest.raises(UserError, match=r"cannot load its weights|lack"):
+        models.load_model(edited(folder, tmp_path / "wide", intermediate_size=128))
+
+
+def test_damaged_safetensors_are_named_before_any_work(folder: Path, tmp_path: Path) -> None:
+    for name, data in (("cut", b"\x08\x00"), ("garbage", b"garbage" * 99)):
+        copy = shutil.copytree(folder, tmp_path / name)
+        (copy / "model.safetensors").write_bytes(data)
+        with pytest.raises(UserError, match=r"weights \(model\.safetensors\)"):
+            models.check_weights(sources.resolve(str(copy)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_key_value_heads": 3}, {"num_hidden_layers": "x"}, {"max_position_embeddings": None}, {"vocab_size": 0}],
+)
+def test_a_config_of_nonsense_is_one_line(folder: Path, tmp_path: Path, changes: dict) -> None:
+    with pytest.raises(UserError, match="config"):
+        models.shape(edited(folder, tmp_path / "copy", **changes))
+
+
+@pytest.mark.parametrize("record", ["", "{}", "[1]", '{"files": 3}'])
+def test_a_damaged_record_of_the_cache_is_noticed(tmp_path: Path, monkeypatch, record: str) -> None:
+    monkeypatch.setenv("KVCERT_CACHE", str(tmp_path))
+    (tmp_path / "models" / ("a" * 32)).mkdir(parents=True)
+    (tmp_path / "models" / ("a" * 32) / "kvcert.json").write_text(record)
+    with pytest.raises(UserError, match="damaged"):
+        models.verify_converted(sources.Source("gguf", "m", "unused.gguf", "a" * 64))
+
+
+@pytest.mark.parametrize("text", ["~nosuchuser/model", "x" * 5000, "nul\0byte"])
+def test_names_that_no_file_can_have_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="model"):
+        sources.resolve(text)
+
+
 def test_a_damaged_cache_is_noticed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("KVCERT_CACHE", str(tmp_path))
     source = sources.Source("gguf", "m", "unused.gguf", "a" * 64)
@@ -120,7 +167,7 @@ def test_a_folder_loads_and_decodes(folder: Path) -> None:
     text = "Zoë says: ½ of it"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
     assert models.load_model(source).config.num_hidden_layers == 2
-    assert models.shape(source) == models.Shape((0, 1), 4, 2, 512)
+    assert models.shape(source) == models.Shape((0, 1), 4, 2, 512, 256)
 
 
 @pytest.mark.parametrize(

@@ -761,6 +761,12 @@ def test_a_failed_row_needs_a_message():
     assert REPLAY.checked([REPLAY.failed(cell, "")])[0]["message"] == ""
 
 
+def test_a_failed_row_still_says_which_cell_it_is():
+    cell = plan().cells.to_pylist()[0] | {"design": DESIGN}
+    with pytest.raises(UserError, match="column document is null; expected a value as status is failed"):
+        REPLAY.checked([REPLAY.failed(cell | {"document": None}, "x")])
+
+
 # ---------------------------------------------------------------- designs
 
 
@@ -823,6 +829,13 @@ def test_an_attempt_needs_a_stored_plan_of_its_design(tmp_path):
     for wrong in ((unit, OLD), ("a" * 24, DESIGN), ("../../x", DESIGN)):
         with pytest.raises(UserError, match="is in no plan"):
             store.attempt(*wrong, {})
+
+
+def test_a_plan_that_is_written_later_is_found_by_the_same_store(tmp_path):
+    store, _ = planted(tmp_path)
+    later = plan(documents=1, size=1, profile="laptop")
+    store.write_plan(later)
+    assert store.attempt(next(iter(later.units)), DESIGN, {}).missing == ["example 0"]
 
 
 def test_plans_are_kept_by_grid_profile_and_request(tmp_path):

@@ -54,7 +54,7 @@ def store(tmp_path_factory, command) -> str:
 def test_the_smoke_profile_runs_and_is_never_evidence(store: str, command, checkout) -> None:
     done = command("judge", "claim-1", STORE=store)
     assert done.returncode == 0 and "NOT_EVALUATED on smoke: tiny random Llama" in done.stdout
-    assert "a model with random weights is never evidence" in done.stdout
+    assert "the smoke profile is never evidence" in done.stdout
     result = json.loads(command("judge", "claim-1", "--json", STORE=store).stdout)
     assert result["verdict"] == "NOT_EVALUATED" and (result["rows"], result["missing"], result["failed"]) == (96, 0, 0)
     assert [s["name"] for s in result["strata"]] == ["budget 12.5 %", "budget 25 %", "budget 50 %"]
@@ -109,6 +109,7 @@ def test_data_gives_longbench_documents(store: str, tmp_path: Path, command) -> 
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["population"] == "tiny random Llama; LongBench" and result["rows"] == 96
+    assert "not the registered population" in result["population_notes"][0]
 
 
 BAD = [
@@ -133,20 +134,45 @@ BAD = [
     ("claim", {"ARGS": "'unbalanced"}, "ARGS="),
     ("claim", {"ARGS": "replay.documents=5000"}, "documents of 128 tokens"),
     ("claim", {"PROFILE": "paper"}, "expected DATA="),
+    ("claim", {"WORKERS": "9" * 5000}, "whole number of at least 1"),
+    ("claim", {"MODEL": "~nosuchuser/x"}, "no such file or folder"),
+    ("claim", {"DATA": "~nosuchuser/x"}, "no such file or folder"),
+    ("claim", {"MODEL": "x" * 5000}, "no such file or folder"),
+    ("claim", {"ARGS": "policies.uniform.compensation=merge"}, "expected hajek"),
+    ("claim", {"ARGS": "policies.certified.score=h2o"}, "policies.certified.score"),
+    ("claim", {"ARGS": "policies.certified.certain_share=1.0 policies.topk.certain_share=1.0"}, "less than 1"),
+    ("claim", {"ARGS": "policies.topk.pool=7"}, "as policies.certified"),
     ("judge", {"PROFILE": "huge"}, "expected one of"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("module", "variables", "says"), BAD, ids=[f"{module}-{next(iter(given.values()))}" for module, given, _ in BAD]
+    ("module", "variables", "says"),
+    BAD,
+    ids=[f"{module}-{next(iter(given.values()))[:40]}" for module, given, _ in BAD],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
     tmp_path: Path, module: str, variables: dict, says: str, command, checkout
 ) -> None:
     done = command(module, "claim-1", STORE=str(tmp_path / "store"), **variables)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and says in done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert says in done.stderr
     assert not (tmp_path / "store").exists() and not (checkout / "pwned").exists()
+
+
+def test_a_model_whose_files_lack_weights_is_refused(tmp_path: Path, command) -> None:
+    folder = tiny_folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    done = command("claim", "claim-1", STORE=str(tmp_path / "store"), MODEL=str(folder))
+    assert done.returncode == 2 and "weights of its config" in done.stderr and "Traceback" not in done.stderr
+    assert not list((tmp_path / "store" / "units").glob("*.parquet"))
+
+
+def test_a_typed_store_that_is_not_there_is_refused_by_the_judge(tmp_path: Path, command) -> None:
+    done = command("judge", "claim-1", STORE=str(tmp_path / "nowhere"))
+    assert done.returncode == 2 and "no such folder" in done.stderr
 
 
 def test_a_broken_data_line_is_named_by_number(tmp_path: Path, command) -> None:

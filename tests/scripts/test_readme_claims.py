@@ -1,12 +1,15 @@
 """make readme and make claims; and README itself must hold what the published verdicts say."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
 from analysis.tables import BEGIN, END
+from runs import prereg
+from runs.errors import UserError
 from scripts import claims, readme
 
 
@@ -14,6 +17,10 @@ from scripts import claims, readme
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A README of its own, beside published verdicts of its own."""
     (tmp_path / "analysis" / "published").mkdir(parents=True)
+    for folder in ("prereg", "configs", "analysis"):
+        ignored = shutil.ignore_patterns("__pycache__", "out", "published", "LOCK")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored, dirs_exist_ok=True)
+    prereg.freeze(tmp_path, lambda _: False, "2026-01-01")
     (tmp_path / "README.md").write_text(f"# kvcert\n{BEGIN}\n{END}\n")
     monkeypatch.setattr(readme, "ROOT", tmp_path)
     monkeypatch.setattr(claims, "ROOT", tmp_path)
@@ -33,14 +40,16 @@ def test_check_finds_a_stale_table_and_writes_nothing(copy, capsys) -> None:
 
 
 def write(folder, **over):
+    locked = prereg.read_lock(folder).claims["claim-1"]
     (folder / "analysis" / "out").mkdir(parents=True)
     result = {
         "verdict": "KILLED",
         "profile": "laptop",
         "population": "a model",
         "deviations": [],
-        "design": "1",
-        "judging": "2",
+        "strata": [],
+        "design": locked.design,
+        "judging": locked.judging,
     }
     (folder / "analysis" / "out" / "claim-1.json").write_text(json.dumps(result | over))
 
@@ -54,14 +63,34 @@ def test_claims_lists_all_with_what_they_ask(copy, capsys) -> None:
     assert "not judged yet: make claim-2" in lines[1]
 
 
+def first_line(capsys) -> str:
+    assert claims.main([]) == 0
+    return capsys.readouterr().out.splitlines()[0]
+
+
 def test_claims_tells_a_verdict_of_other_digests(copy, capsys) -> None:
+    write(copy, judging="other")
+    assert "judged with other digests than the accepted ones: make claim-1" in first_line(capsys)
+
+
+def test_claims_accepts_what_a_deviation_declares(copy, capsys) -> None:
+    path = copy / "analysis" / "estimands" / "coverage.py"
+    path.write_text(path.read_text() + "# a comment\n")
+    now = prereg.digests(prereg.load(copy), "claim-1", copy).judging
+    write(copy, judging=now)
+    assert "has changed since: make verify" in first_line(capsys)
+    with (copy / "prereg" / "DEVIATIONS.md").open("a") as file:
+        file.write(f"\n## 2026-01-02 claim-1 judging {now}\nA comment.\n")
+    assert first_line(capsys).endswith("KILLED on laptop: a model")
+
+
+@pytest.mark.parametrize("text", ["null", "[1]", "{}", '{"verdict": "KILLED"}'])
+def test_a_file_that_is_no_verdict_is_one_line(copy, text) -> None:
     write(copy)
-    (copy / "prereg").mkdir()
-    locked = {"design": "1", "judging": "other", "grid": "3", "parts": {}}
-    lock = {"version": 1, "date": "2026-01-01", "claims": {"claim-1": locked}, "history": []}
-    (copy / "prereg" / "LOCK").write_text(json.dumps(lock))
-    claims.main([])
-    assert "judged with other digests than the locked ones: make claim-1" in capsys.readouterr().out.splitlines()[0]
+    for folder, command in (("out", claims.main), ("published", readme.main)):
+        (copy / "analysis" / folder / "claim-1.json").write_text(text)
+        with pytest.raises(UserError, match=r"claim-1\.json: .*expected the JSON that judging writes"):
+            command([])
 
 
 def test_the_root_is_the_repositorys() -> None:

@@ -14,7 +14,7 @@ from runs import garbage, journal, prereg
 from runs.cells import Plan
 from runs.errors import UserError
 from runs.progress import progress
-from runs.registry import CLAIMS, IDS, ROOT
+from runs.registry import CLAIMS, IDS, ROOT, load
 from runs.store import Store
 from scripts import explain, gc, status
 from tests.planted_store import DESIGN, REQUEST, do, made_up, plan, planted, work
@@ -42,6 +42,7 @@ def root(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "ROOT", repo)
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
+    (tmp_path / "store").mkdir()
     monkeypatch.setenv("STORE", str(tmp_path / "store"))
     monkeypatch.setenv("WORKERS", "2")
     return repo
@@ -67,33 +68,42 @@ def said_by(main, argv, capsys):
 
 def test_without_rows_status_says_what_to_run(root, capsys):
     said = said_by(status.main, [], capsys)
+    runnable = {claim.id for claim in load().claims.values() if claim.judging}
+    assert runnable == {"claim-1", "claim-2", "extension-6"}
     for claim in IDS:
-        assert f"no rows yet: make {claim}" in said
+        assert (f"no rows yet: make {claim}\n" in said) == (claim in runnable)
+    assert said.count("this version cannot run it yet") == len(IDS) - len(runnable)
+
+
+def test_a_store_that_was_typed_and_is_not_there_is_refused(root, monkeypatch):
+    monkeypatch.setenv("STORE", str(root / "nowhere"))
+    with pytest.raises(UserError, match="no such folder"):
+        status.main([])
 
 
 def test_status_counts_done_missing_and_failed_and_tells_the_time_left(store, design, capsys):
-    made = plan(documents=10, size=2, design=design)
+    made = plan(documents=8, size=2, design=design)
     store.write_plan(made)
     units = list(made.units)
-    for unit, seconds in zip(units[:3], (2.0, 10.0, 30.0), strict=True):
-        do(store.attempt(unit, design, {}), failing={"example 4"}, wall_s=seconds)
-    open_unit = store.attempt(units[3], design, {})
-    open_unit.record("example 6", [made_up(cell) for cell in open_unit.planned("example 6")], 12.0)
+    for unit, seconds in zip(units[:2], (2.0, 30.0), strict=True):
+        do(store.attempt(unit, design, {}), failing={"example 2"}, wall_s=seconds)
+    open_unit = store.attempt(units[2], design, {})
+    open_unit.record("example 4", [made_up(cell) for cell in open_unit.planned("example 4")], 12.0)
     found = json.loads(said_by(status.main, ["--json"], capsys))
     assert list(found) == list(IDS)
     (told,) = found["claim-1"]["plans"]
     counts = {name: told[name] for name in ("done", "missing", "failed", "refused", "total")}
-    assert counts == {"done": 30, "missing": 24, "failed": 6, "refused": 0, "total": 60}
+    assert counts == {"done": 18, "missing": 24, "failed": 6, "refused": 0, "total": 48}
     assert (told["examples_left"], told["examples_in_journals"]) == (3, 1)
-    assert told["eta_s"] == 10.0 * 3 / 2  # the median of 2, 2, 10, 10, 12, 30, 30; three examples, two workers
+    assert told["eta_s"] == 12.0 * 3 / 2  # the median of 2, 2, 12, 30, 30; three examples, two workers
     assert told["failures"] == {"RuntimeError: planted": 6}
     assert told["next"] == f"make claim-1 PROFILE=smoke STORE={store.root}"
     assert found["extension-6"]["plans"][0]["next"].startswith("make extension-6 ")
     said = said_by(status.main, [], capsys)
-    assert "planted rows: 30 done, 24 missing, 6 failed of 60 cells  [PROFILE=smoke]" in said
+    assert "planted rows: 18 done, 24 missing, 6 failed of 48 cells  [PROFILE=smoke]" in said
     assert "6 failed: RuntimeError: planted" in said
-    assert f"3 examples left, about 15 s with 2 workers: make claim-2 PROFILE=smoke STORE={store.root}" in said
-    assert "make claim-3" in said
+    assert f"3 examples left, about 18 s with 2 workers: make claim-2 PROFILE=smoke STORE={store.root}" in said
+    assert "1 examples are done, their units not yet whole" in said
 
 
 def test_status_of_a_complete_plan_names_no_command(store, design, capsys):
@@ -106,7 +116,7 @@ def test_status_of_a_complete_plan_names_no_command(store, design, capsys):
 
 def test_status_before_the_first_example_knows_no_time(store, design, capsys):
     store.write_plan(plan(design=design))
-    assert "6 examples left, not known before the first example with 2 workers" in said_by(status.main, [], capsys)
+    assert "6 examples left: make claim-1 PROFILE=smoke" in said_by(status.main, [], capsys)
 
 
 def test_status_names_rows_of_another_design(store, design, capsys):
