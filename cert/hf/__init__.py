@@ -1,6 +1,45 @@
 """The certified KV cache inside transformers: `certified()` opens a session on a model, nothing else changes."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from transformers import PreTrainedModel
+
+from cert.certificate import DELTA
+from cert.hf import checks
 from cert.hf.cache import CertifiedCache
-from cert.hf.session import Session, certified
+from cert.hf.session import Session
+from cert.hf.state import Callback, Options
+from cert.policy import Policy
 
 __all__ = ["CertifiedCache", "Session", "certified"]
+
+
+@contextmanager
+def certified(  # noqa: PLR0913 - the public surface; all but model and policy have defaults
+    model: PreTrainedModel,
+    policy: Policy,
+    delta: float | None = DELTA,
+    seed: int = 0,
+    document: int | str | None = None,
+    audit: bool = False,
+    compress_every: int | None = None,
+    callback: Callback | None = None,
+    arms: Iterable[Policy] = (),
+) -> Iterator[Session]:
+    """Serve this model from certified caches until the block ends, also by an exception; then it is as it was.
+
+    delta: level of the certificates; None switches them off, and they then cost nothing. seed, document: address of
+    the coins; document defaults to the SHA-256 of the token ids at the first compression. audit: keep every row ever
+    written aside and report the served error. compress_every: once compressed, compress again after so many new tokens
+    (streaming, or a cache that outgrows its budget while generating). callback: is given each step's certificate.
+    arms: other policies that a prefilled cache will be forked to: what their scores need is kept as well.
+    Raises CertError, naming what is not supported, before any work.
+    """
+    checks.check_model(model)
+    session = Session(model, Options(policy, delta, seed, document, audit, compress_every, callback, tuple(arms)))
+    try:
+        session._open()
+        yield session
+    finally:
+        session._close()

@@ -71,14 +71,14 @@ def _served(cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> tupl
 
 @torch.no_grad()
 def _observe(cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> None:
-    """Keep what the policy's score will need: the last queries, or running sums (in chunks, never n x n)."""
-    policy, seen = cache.policy, query.shape[2]
-    if policy.score == "snapkv":
-        recent = query[:, :, -policy.window :]
-        if layer.queries is not None and recent.shape[2] < policy.window:
-            recent = torch.cat([layer.queries, recent], dim=2)[:, :, -policy.window :]
+    """Keep what the scores will need: the last queries, or running sums (in chunks, never n x n)."""
+    window, seen = cache.terms.window, query.shape[2]
+    if window:
+        recent = query[:, :, -window:]
+        if layer.queries is not None and recent.shape[2] < window:
+            recent = torch.cat([layer.queries, recent], dim=2)[:, :, -window:]
         layer.queries = recent.clone()
-    elif policy.score == "h2o" and layer.log_weight is None:
+    if cache.terms.mass and layer.log_weight is None:
         layer.mass, first = _grown(layer), layer.length - seen
         for start in range(0, seen, 256):
             piece = query[:, :, start : start + 256]

@@ -1,8 +1,9 @@
 """CertifiedCache: rows are truly evicted, lengths stay logical, each layer knows where its rows came from."""
 
+import copy
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,24 @@ class Terms:
     audit: bool = False  # keep every row ever written beside the retained ones
     often: bool = False  # compressed every few tokens: the scoring window reaches back beyond the last event
     closed: bool = False  # its session has ended: plain attention would read evicted layers wrongly
+    arms: tuple[Policy, ...] = ()  # policies it may be forked to while nothing was compressed
+
+    @property
+    def window(self) -> int:
+        """How many of the last queries the scores need."""
+        return max((x.window for x in (self.policy, *self.arms) if x.score == "snapkv"), default=0)
+
+    @property
+    def mass(self) -> bool:
+        """Whether a score needs the running sums of attention."""
+        return any(x.score == "h2o" for x in (self.policy, *self.arms))
+
+
+def _copied(value: Any) -> Any:
+    """Tensors, also in tuples and lists, as contiguous clones; all else as it is."""
+    if isinstance(value, Tensor):
+        return value.clone(memory_format=torch.contiguous_format)
+    return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
 
 
 class CertifiedLayer(DynamicLayer):
@@ -136,9 +155,16 @@ class CertifiedCache(Cache):
     It carries what one conversation needs: the policy, the token ids fed so far, and where it was compressed.
     """
 
-    def __init__(self, config: PreTrainedConfig, policy: Policy, audit: bool = False, often: bool = False) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        policy: Policy,
+        audit: bool = False,
+        often: bool = False,
+        arms: tuple[Policy, ...] = (),
+    ) -> None:
         kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-        self.terms = Terms(policy, audit, often)
+        self.terms = Terms(policy, audit, often, arms=arms)
         super().__init__(
             layers=[
                 CertifiedLayer(self.terms) if kind == FULL else DYNAMIC_LAYER_TYPE_MAPPING[kind](**kwargs)
@@ -179,6 +205,39 @@ class CertifiedCache(Cache):
                 f"a batch of {new.shape[0]}: expected the {self.ids.shape[0]} rows this cache was begun with"
             )
         self.ids = new if self.ids is None else torch.cat([self.ids, new], dim=1)
+
+    def fork(self, policy: Policy | None = None) -> "CertifiedCache":
+        """An independent copy, under `policy` if given; nothing that is done to one is seen by the other.
+
+        Raises CertError for another policy once it was compressed, or one whose score the prefill kept nothing for.
+        """
+        policy = self.policy if policy is None else policy
+        if policy != self.policy and self.events:
+            raise CertError(f"fork: compressed at {self.events[0]} tokens by another policy; fork before compress()")
+        if (policy.score == "snapkv" and policy.window > self.terms.window) or (
+            policy.score == "h2o" and not self.terms.mass
+        ):
+            raise CertError(f"fork to score {policy.score!r}: the prefill kept nothing for it; name it in arms=")
+        other = copy.copy(self)
+        other.terms = replace(self.terms, policy=policy)
+        other.ids, other.events, other.layers = _copied(self.ids), list(self.events), []
+        for layer in self.layers:
+            twin = copy.copy(layer)
+            twin.__dict__.update({name: _copied(value) for name, value in vars(layer).items()})
+            if isinstance(twin, CertifiedLayer):
+                twin.terms = other.terms
+            other.layers.append(twin)
+        if policy != self.policy:
+            other.settle()
+        return other
+
+    def settle(self) -> None:
+        """It will be compressed by its own policy: drop what was kept for the scores of others."""
+        self.terms.arms = ()
+        for layer in self.compressible.values():
+            if layer.queries is not None:
+                layer.queries = layer.queries[:, :, -self.terms.window :].clone() if self.terms.window else None
+            layer.mass = layer.mass if self.terms.mass else None
 
     crop = _refused("crop", ROLLBACK)
     activate_past_recording = _refused("activate_past_recording", ROLLBACK)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cert.policy import Policy
+
 CACHE_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before
 
 
@@ -30,6 +32,7 @@ class Call:
     ids: Tensor
     rng: list[Tensor]
     begun: tuple[Tensor, tuple[int, ...]] | None  # ids and compression points; None: an empty cache
+    policy: Policy  # of the cache it was served from
 
     @contextmanager
     def same_randomness(self) -> Iterator[None]:

@@ -30,6 +30,8 @@ def compress(cache: CertifiedCache, seed: int, document: int | str | None) -> No
         raise CertError("compress: nothing was fed yet")
     if cache.events and cache.events[-1] == cache.length:
         return
+    if not cache.events:
+        cache.settle()
     if not cache.documents:
         cache.documents = _documents(cache.ids, document)
     cache.events.append(cache.length)

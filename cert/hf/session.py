@@ -1,9 +1,7 @@
-"""certified(): a session on one model. The ordinary generate() runs on a certified cache; in the end all is undone."""
+"""A session on one model: the ordinary generate() runs on a certified cache; in the end all is undone."""
 
 import inspect
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -11,43 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from cert.certificate import DELTA
 from cert.errors import CertError
 from cert.hf import checks, report
 from cert.hf.attention import give_back, take_over
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import CACHE_NAMES, Call, given_cache, random_state, without_cache
 from cert.hf.compress import compress
-from cert.hf.state import OPEN, Callback, Options, State
+from cert.hf.state import OPEN, Options, State
 from cert.policy import Policy
-
-
-@contextmanager
-def certified(  # noqa: PLR0913 - the public surface; all but model and policy have defaults
-    model: PreTrainedModel,
-    policy: Policy,
-    delta: float | None = DELTA,
-    seed: int = 0,
-    document: int | str | None = None,
-    audit: bool = False,
-    compress_every: int | None = None,
-    callback: Callback | None = None,
-) -> Iterator["Session"]:
-    """Serve this model from certified caches until the block ends, also by an exception; then it is as it was.
-
-    delta: level of the certificates; None switches them off, and they then cost nothing. seed, document: address of
-    the coins; document defaults to the SHA-256 of the token ids at the first compression. audit: keep every row ever
-    written aside and report the served error. compress_every: once compressed, compress again after so many new tokens
-    (streaming, or a cache that outgrows its budget while generating). callback: is given each step's certificate.
-    Raises CertError, naming what is not supported, before any work.
-    """
-    checks.check_model(model)
-    session = Session(model, Options(policy, delta, seed, document, audit, compress_every, callback))
-    try:
-        session._open()
-        yield session
-    finally:
-        session._close()
 
 
 class Session(State):
@@ -100,25 +69,28 @@ class Session(State):
             return (), kwargs
         ids = kwargs["input_ids"]
         cache = checks.check_cache(given, self._owned) or self._fresh(len(ids))
+        if cache is not self.cache:  # a fork, or another conversation of the caller's
+            self._begin(len(ids), cache)
         if not self.feeding and self._due(cache, ids.shape[1]):
             self._compress(cache)
         if not cache.events or self.feeding:
             self.prefill_tokens += ids.numel()
         cache.feed(ids)
-        self.cache = self.running = cache
+        self.running = cache
         return (), kwargs | {self._keyword: cache}
 
     def _fresh(self, rows: int) -> CertifiedCache:
         options, often = self.options, self.options.compress_every is not None
-        cache = CertifiedCache(self.model.config, self._policy, options.audit, often)
+        cache = CertifiedCache(self.model.config, self._policy, options.audit, often, options.arms)
         self._owned.add(cache)
-        self._begin(rows)
+        self._begin(rows, cache)
         return cache
 
-    def _begin(self, rows: int) -> None:
+    def _begin(self, rows: int, cache: CertifiedCache) -> None:
         """A new request: its number, and why it has no certificate if so."""
+        self.cache = cache
         self.request, self.step = max(self.reasons, default=-1) + 1, 0
-        reason = self._policy.no_certificate or (report.OFF if self.options.delta is None else None)
+        reason = cache.policy.no_certificate or (report.OFF if self.options.delta is None else None)
         self.reasons |= {self.request + row: reason for row in range(rows)}
 
     def _due(self, cache: CertifiedCache, new: int) -> bool:
@@ -177,6 +149,21 @@ class Session(State):
         self._compress(self._current())
         self._talking = True
 
+    def fork(self, policy: Policy | None = None, of: CertifiedCache | None = None) -> dict[str, CertifiedCache]:
+        """Go on with an independent copy of the session's cache, or `of` another: one prefill for many arms, questions.
+
+        policy: the copy's own, while nothing was compressed; certified(arms=...) must have named its score. The copy is
+        what compress(), prefill() and summary() then mean; returns its cache_kwargs. Raises CertError otherwise.
+        """
+        source = checks.check_cache(self._current() if of is None else of, self._owned)
+        if source is None or source.ids is None:
+            raise CertError("fork: nothing was fed yet")
+        fork = source.fork(policy)
+        self._owned.add(fork)
+        self._begin(len(source.ids), fork)
+        self._talking = True
+        return self.cache_kwargs
+
     def reset(self) -> None:
         """The next prefill() begins a new conversation; what was recorded stays."""
         self.cache = self.running = None
@@ -186,7 +173,8 @@ class Session(State):
 
         Returns what generate() returns. Raises CertError for a smaller budget, or where nothing was generated.
         """
-        call, policy, spent = self._call(), self.options.policy, self.prefill_tokens
+        call, spent = self._call(), self.prefill_tokens
+        policy = call.policy
         if policy.design == "none" or (policy.budget is not None and budget < policy.budget):
             raise CertError(f"escalate to {budget}: expected a budget of at least the present {policy.budget or 1.0}")
         self._policy = policy.with_budget(budget)
@@ -196,7 +184,7 @@ class Session(State):
             with call.same_randomness():
                 return self._run(cache, call.ids, call.args, kwargs)
         finally:
-            self._policy = policy
+            self._policy = self.options.policy
             self.rerun_tokens += self.prefill_tokens - spent
 
     def recompute(self) -> Any:
@@ -221,12 +209,13 @@ class Session(State):
         if cache is not None:
             checks.check_full_ids(ids, cache)
         begun = None if cache is None or cache.ids is None else (cache.ids, tuple(cache.events))
-        self._last = Call(args, dict(kwargs), ids, random_state(), begun)
+        policy = self._policy if cache is None else cache.policy
+        self._last = Call(args, dict(kwargs), ids, random_state(), begun, policy)
         return self._run(cache, ids, args, kwargs)
 
     def _run(self, cache: CertifiedCache | None, ids: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if cache is not None and self.step:
-            self._begin(len(ids))
+        if cache is not None and (self.step or cache is not self.cache):
+            self._begin(len(ids), cache)
         self._prompt, self._talking = ids.shape[1], cache is not None
         try:
             return self._generate(*args, **kwargs)

@@ -25,6 +25,7 @@ class Options:
     audit: bool = False
     compress_every: int | None = None
     callback: Callback | None = None
+    arms: tuple[Policy, ...] = ()
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1:
