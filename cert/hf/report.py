@@ -1,5 +1,6 @@
 """What a session reports: the certificate of each step, layer and head, and the summary of a request."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -10,12 +11,14 @@ from transformers.cache_utils import DynamicLayer
 
 from cert.attention import at_least_float32, full_attention
 from cert.certificate import RequestCertificate, max_term, poisson_variance, radius, request_certificate, tail_flags
+from cert.errors import CertError
 from cert.hf.cache import CertifiedCache, CertifiedLayer
 from cert.hf.compress import full_bytes, kept_bytes
 from cert.hf.state import Block, State
 
 KERNEL = ("torch reference", "the only one built: fast kernels are a separate part of the package")
 OFF = "certificates are switched off (delta=None)"
+EQUAL_BUDGETS = 0.01  # arms whose realised budgets differ by more are not at equal budget
 NUMBERS = {"certificate": "radius", "assisted_certificate": "assisted"}
 
 
@@ -170,3 +173,17 @@ def summary(state: State, cache: CertifiedCache, request: int) -> dict[str, Any]
         "prefill_tokens": state.prefill_tokens,
         "rerun_prefill_tokens": state.rerun_tokens,
     }
+
+
+def budget_gap(summary_a: dict[str, Any], summary_b: dict[str, Any]) -> float:
+    """|a - b| / max(a, b) of two arms' realised budgets, as their summary() gives them; warns above 1 %.
+
+    Raises CertError where an arm was never compressed: it has no realised budget.
+    """
+    a, b = summary_a["realised_budget"], summary_b["realised_budget"]
+    if a is None or b is None:
+        raise CertError("budget_gap: an arm without a compression has no realised budget")
+    gap = abs(a - b) / max(a, b)
+    if gap > EQUAL_BUDGETS:
+        warnings.warn(f"not at equal budget: realised {a:.4f} and {b:.4f}, {gap:.1%} apart", UserWarning, stacklevel=2)
+    return float(gap)
