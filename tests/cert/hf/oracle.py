@@ -65,6 +65,11 @@ def column_bias(cache: CertifiedCache, offset: bool = True) -> dict[int, torch.T
     return found
 
 
+def close(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Equal to 1e-5 of the largest magnitude, or of 1 where that is larger."""
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(other.abs().max().clamp(min=1)))
+
+
 class Oracle:
     """The model alone, dense, whose attention adds a bias a column; `bias` and `values` may be set between feeds."""
 

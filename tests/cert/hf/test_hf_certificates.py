@@ -61,7 +61,7 @@ def test_each_number_is_that_of_the_method(family: str) -> None:
                     "assisted": third + math.sqrt(third**2 + 2 * (var + 0.25 * ant) * math.log(20)),
                     "out_norm": o_hat.norm(), "err": (o_hat - o).norm(),
                 }.items():  # fmt: skip
-                    assert row[name] == pytest.approx(float(wanted), rel=2e-4, abs=1e-5), (name, step, index, head)
+                    assert row[name] == pytest.approx(float(wanted), rel=1e-5, abs=1e-5), (name, step, index, head)
                 assert row.relative == pytest.approx(row.radius / row.out_norm) and row.position == 150 + step
                 assert not row.exact and not row.undefined and row.request == 0
     assert len(table) == 4 * len(bias) * heads
@@ -188,7 +188,7 @@ def test_the_served_error_is_against_every_row_also_after_two_events() -> None:
             offset = torch.cat([oracle.bias[index][0, head // 2], torch.zeros(1)])
             err = ((logit + offset).softmax(0) @ v[head // 2] - logit.softmax(0) @ v[head // 2]).norm()
             found = table[(table.layer == index) & (table["head"] == head)].err.item()
-            assert found == pytest.approx(float(err), abs=1e-4)
+            assert found == pytest.approx(float(err), abs=1e-5)
 
 
 def test_rows_of_a_batch_are_requests_of_their_own() -> None:
@@ -200,7 +200,7 @@ def test_rows_of_a_batch_are_requests_of_their_own() -> None:
         model.generate(rows[1:], **GENERATE)
         alone = pd.DataFrame(session.certificates).query("request == 2")
     theirs = both[both.request == 1].radius.to_numpy()
-    assert alone.radius.to_numpy() == pytest.approx(theirs, rel=1e-4)
+    assert alone.radius.to_numpy() == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
 def test_a_forward_of_many_tokens_certifies_its_last() -> None:
@@ -216,5 +216,5 @@ def test_a_forward_of_many_tokens_certifies_its_last() -> None:
             table = pd.DataFrame(session.certificates)
             found.append(table[(table.request == table.request.max()) & (table.position == 154)])
     for name in ("radius", "assisted", "out_norm", "err"):
-        assert found[0][name].to_numpy() == pytest.approx(found[1][name].to_numpy(), rel=1e-4, abs=1e-6)
+        assert found[0][name].to_numpy() == pytest.approx(found[1][name].to_numpy(), rel=1e-5, abs=1e-6)
     assert len(found[0]) == len(found[1]) == 8

@@ -1,8 +1,10 @@
 """The modes agree with one another: generate and a loop, chunks, orders, questions, budgets, turns."""
 
+import warnings
+
 import pytest
 import torch
-from oracle import FAMILIES, kept_sets, tiny, tokens
+from oracle import FAMILIES, close, kept_sets, tiny, tokens
 
 from cert import draw
 from cert.errors import CertError
@@ -43,8 +45,30 @@ def test_generate_and_a_loop_with_true_positions_agree(family: str, name: str) -
         out = model.generate(CONTEXT, **GENERATE)
         answer, kept = out.sequences[:, 160:-1], kept_sets(session.cache)
         for true in (True, False):
-            torch.testing.assert_close(loop(model, CONTEXT, answer, [], true), logits(out), rtol=0, atol=1e-5)
+            close(loop(model, CONTEXT, answer, [], true), logits(out))
             assert kept_sets(session.cache) == kept
+
+
+PROCESSED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.7, "output_scores": True}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_are_those_of_raw_logits(family: str) -> None:
+    """Where sampling processes its scores: budget 1.0 is the plain model teacher-forced, compressed is the loop."""
+    model = tiny(family)
+    torch.manual_seed(3)
+    with certified(model, policy(budget=1.0)) as session:
+        out = model.generate(CONTEXT, **{**GENERATE, **PROCESSED})
+        assert session.summary()["realised_budget"] == 1.0
+    with torch.no_grad():
+        forced = model(input_ids=out.sequences[:, :-1]).logits[0, 159:].log_softmax(-1)
+    assert float((logits(out).log_softmax(-1) - forced).abs().max()) <= 1e-4
+    assert float((torch.cat(out.scores).log_softmax(-1) - forced).abs().max()) > 1
+    with certified(model, policy()) as session:
+        out = model.generate(CONTEXT, **{**GENERATE, **PROCESSED})
+        stepped = loop(model, CONTEXT, out.sequences[:, 160:-1], [])
+        assert session.summary()["realised_budget"] < 0.5
+    close(logits(out).log_softmax(-1), stepped.log_softmax(-1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,7 +82,7 @@ def test_chunks_keep_the_same_set(family: str, name: str) -> None:
         for chunk in (32, 53):
             again = model.generate(CONTEXT, prefill_chunk_size=chunk, **GENERATE)
             assert kept_sets(session.cache) == kept
-            torch.testing.assert_close(logits(again), logits(out), rtol=0, atol=1e-4)
+            close(logits(again), logits(out))
         loop(model, CONTEXT, out.sequences[:, 160:-1], [32, 64, 96, 128])
         assert kept_sets(session.cache) == kept
         session.reset()
@@ -101,7 +125,7 @@ def test_a_question_at_once_equals_one_by_one(family: str) -> None:
             session.prefill(CONTEXT)
             session.compress()
             found.append(torch.cat([model(input_ids=p, **session.cache_kwargs).logits for p in parts], dim=1))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+    close(*found)
 
 
 def test_agnostic_sets_do_not_see_the_question_and_aware_ones_do() -> None:
@@ -226,13 +250,27 @@ def test_a_cache_of_another_conversation_is_refused() -> None:
 
 
 def test_both_names_of_the_cache_are_understood() -> None:
-    model = tiny()
+    """`past_key_values`, as it was called before transformers 5.24, warns and is served: forward and generate alike."""
+    model, full, outs = tiny(), torch.cat([CONTEXT, QUESTION], dim=1), []
     with certified(model, policy()) as session, torch.no_grad():
         session.prefill(CONTEXT)
         session.compress()
-        cache = session.cache
-        model(input_ids=QUESTION, past_key_values=cache)
-        assert cache.length == 165
+        context = session.cache
+        for name in ("cache", "past_key_values"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                (given,) = session.fork(of=context).values()
+                one = model(input_ids=QUESTION, **{name: given}).logits
+                assert session.cache is given and given.length == 165
+                (given,) = session.fork(of=context).values()
+                out = model.generate(full, **{name: given}, **GENERATE)
+                assert session.cache is given and given.length == 170 and context.length == 160
+            assert [w.category for w in caught] == ([FutureWarning] if name == "past_key_values" else [])
+            assert all("Use `cache`" in str(w.message) for w in caught)
+            outs.append((one, logits(out)))
+        recomputed = session.recompute()
+    assert all(map(torch.equal, *outs))
+    assert torch.equal(logits(recomputed), logits(model.generate(full, **GENERATE)))
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "full"])

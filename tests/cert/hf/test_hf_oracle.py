@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import FAMILIES, Oracle, column_bias, kept_sets, tiny, tokens
+from oracle import FAMILIES, Oracle, close, column_bias, kept_sets, tiny, tokens
 
 from cert import draw, scores
 from cert.hf import certified
@@ -40,10 +40,6 @@ def fed(family: str = "llama", **changes: object) -> Oracle:
     oracle = Oracle(tiny(family, **changes))
     oracle.feed(CONTEXT)
     return oracle
-
-
-def close(one: torch.Tensor, other: torch.Tensor) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(other.abs().max().clamp(min=1)))
 
 
 @torch.no_grad()
@@ -121,7 +117,7 @@ def test_without_compensation_a_poisson_draw_gets_no_offset() -> None:
         oracle.bias = column_bias(session.cache, offset=False)
         assert max(float(b[b.isfinite()].max()) for b in column_bias(session.cache).values()) > 0
         (found,) = served(model, session, [QUESTION])
-    torch.testing.assert_close(found, oracle.feed(QUESTION), rtol=0, atol=1e-4)
+    close(found, oracle.feed(QUESTION))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -157,7 +153,7 @@ def test_the_draw_is_that_of_the_method(family: str) -> None:
         assert kept[index][0] == [row.nonzero().squeeze(-1).tolist() for row in keep]
         for head, places in enumerate(kept[index][0]):
             weight = cache.layers[index].log_weight[0, head, : len(places)]
-            torch.testing.assert_close(torch.exp(-weight), prob[head, places], rtol=1e-4, atol=1e-6)
+            close(torch.exp(-weight), prob[head, places])
 
 
 def test_heads_and_layers_draw_apart() -> None:
@@ -181,7 +177,7 @@ def test_a_batch_without_padding_equals_its_rows_alone() -> None:
             session.prefill(rows[row])
             session.compress()
             alone = kept_sets(session.cache)
-            torch.testing.assert_close(served(model, session, [QUESTION])[0][0], logits[row], rtol=0, atol=1e-4)
+            close(served(model, session, [QUESTION])[0][0], logits[row])
         assert all(both[i][row] == alone[i][0] for i in alone)
 
 
@@ -211,5 +207,5 @@ def test_scores_after_an_event_are_estimated_attention_at_logical_places(name: s
                 )
                 here = layer.position[0, head] >= 0
                 places = layer.position[0, head][here].long()
-                torch.testing.assert_close(found[0, head][here], wanted[places], rtol=1e-3, atol=1e-5)
+                close(found[0, head][here], wanted[places])
                 assert not found[0, head][~here].any()
