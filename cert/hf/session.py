@@ -214,7 +214,7 @@ class Session(State):
         return self._run(cache, ids, args, kwargs)
 
     def _run(self, cache: CertifiedCache | None, ids: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if cache is not None and (self.step or cache is not self.cache):
+        if cache is not None and self.step:
             self._begin(len(ids), cache)
         self._prompt, self._talking = ids.shape[1], cache is not None
         try:
