@@ -109,9 +109,11 @@ def test_forks_that_take_turns_do_not_meet() -> None:
         again = session.fork(of=context)
         assert checksum(context) == checksum(next(iter(again.values())))
         outs = {}
-        for arm, kwargs in (("poisson", given["poisson"]), ("topk", given["topk"]), ("again", again)):
+        for arm, kwargs in (("topk", given["topk"]), ("poisson", given["poisson"]), ("again", again)):
             outs[arm] = torch.cat(model.generate(full, **kwargs, **GENERATE).logits)
-            assert (session.summary()["certificate"] is None) == (arm == "topk")
+            summary = session.summary()
+            assert (summary["certificate"] is None) == (summary["no_certificate"] is not None) == (arm == "topk")
+            assert session.cache is next(iter(kwargs.values()))
         assert torch.equal(outs["again"], outs["poisson"]) and not torch.equal(outs["topk"], outs["poisson"])
         assert session.escalate(budget=1.0).sequences.shape == (1, 170)
         assert session.cache.policy == ARMS["poisson"].with_budget(1.0)
