@@ -381,3 +381,21 @@ def test_gc_on_a_store_that_cannot_be_changed_says_so(store, monkeypatch):
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(UserError, match=r"cannot write .*: Read-only file system"):
         garbage.remove(garbage.find(store, set()))
+
+
+def test_gc_beside_a_run_that_publishes_lists_what_is_still_there(store, design, monkeypatch):
+    made = plan(design=design)
+    store.write_plan(made)
+    unit = next(iter(made.units))
+    store.attempt(unit, design, {})
+    journal_path = store.journals()[0].path
+    age(journal_path)
+    assert [item.path for item in garbage.find(store, {design})] == [journal_path]
+    read = journal.read
+    monkeypatch.setattr(journal, "read", lambda path: (read(path), path.unlink())[0])
+    assert garbage.find(store, {design}) == []
+    store.attempt(unit, design, {})
+    age(store.journals()[0].path)
+    monkeypatch.setattr(garbage, "_old", lambda path: path.unlink() or True)
+    monkeypatch.setattr(journal, "read", read)
+    assert garbage.find(store, {design}) == []
