@@ -60,7 +60,8 @@ def judged(
     tally = _tally(_registered(registry, claim, profile, request), plan, rows, bool(request.get("args")))
     verdict = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
     kill = kill_level(rules, strata)
-    result = _head(claim, profile, request, plan, verdict) | {
+    versions = frames.code_versions(where, plan) if plan else 0
+    result = _head(claim, profile, request, plan, verdict, versions) | {
         "design": accepted.design,
         "judging": accepted.judging,
         "strata": [_stratum(claim, rules, stratum, kill) for stratum in strata],
@@ -146,15 +147,18 @@ def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request,
     return found
 
 
-def _head(claim: Claim, profile: str, request: Request, plan: Plan | None, verdict: Verdict) -> dict[str, Any]:
+def _head(
+    claim: Claim, profile: str, request: Request, plan: Plan | None, verdict: Verdict, versions: int
+) -> dict[str, Any]:
     population = plan.header["population"] if plan else None
+    mixed = [f"its rows come from {versions} versions of the code (make explain tells which)"] if versions > 1 else []
     return {
         "id": claim.id,
         "title": claim.title,
         "question": claim.question,
         "verdict": verdict.outcome,
         "population": population,
-        "population_notes": plan.header["population_notes"] if plan else [],
+        "population_notes": [*(plan.header["population_notes"] if plan else []), *mixed],
         "profile": profile,
         "request": dict(request),
         "reasons": verdict.reasons,
