@@ -45,7 +45,7 @@ def draw(claim_id: str, frame: pd.DataFrame | None, result: Result, folder: Path
         return []
     paths = [folder / f"{claim_id}.{kind}" for kind in ("png", "pdf")]
     stamp, key = folder / f".{claim_id}.key", _key(result)
-    if all(path.exists() for path in paths) and stamp.exists() and stamp.read_text() == key:
+    if all(path.is_file() for path in (*paths, stamp)) and stamp.read_bytes() == key.encode():
         return paths
     import matplotlib as mpl  # here, because it takes longer to import than to judge
     from matplotlib.figure import Figure

@@ -39,6 +39,16 @@ def _require(store: Store, table: pa.Table, column: str, odd: pa.ChunkedArray, e
         raise UserError(f"column {column} is {value!r} in cell {cell}; {expected}; in {where}: delete it and run again")
 
 
+def code_versions(store: Store, plan: Plan) -> int:
+    """How many versions of the measuring code the stored rows of a plan come from."""
+    seen = set()
+    for file in store.unit_files():
+        if file.unit in plan.units:
+            for run in store.meta(file.path)["runs"]:
+                seen.add(run.get("code") or (run.get("git") or {}).get("revision"))
+    return len(seen)
+
+
 def digest(frame: pd.DataFrame) -> str:
     """SHA-256 over every value of the rows: equal rows, equal digest."""
     hashed = pd.util.hash_pandas_object(frame, index=False).to_numpy()

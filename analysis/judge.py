@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -55,14 +55,13 @@ def judged(
     claim, accepted, rules = registry.claim(claim_id), accept(root, claim_id, registry), rules or registry.rules
     where = Store(store or root / "runs" / "store")
     plan = where.read_plan(claim.grid, profile, request)
-    if plan:
-        _require_documents(plan, where.plan_path(claim.grid, profile, request))
-    rows = frames.load(where, plan, accepted.grids) if plan else None
+    rows = _rows(where, plan, accepted.grids)
     strata, beside = _measured(claim, rules, rows)
     tally = _tally(_registered(registry, claim, profile, request), plan, rows, bool(request.get("args")))
     verdict = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
     kill = kill_level(rules, strata)
-    result = _head(claim, profile, request, plan, verdict) | {
+    versions = frames.code_versions(where, plan) if plan else 0
+    result = _head(claim, profile, request, plan, verdict, versions) | {
         "design": accepted.design,
         "judging": accepted.judging,
         "strata": [_stratum(claim, rules, stratum, kill) for stratum in strata],
@@ -95,14 +94,18 @@ def _measured(claim: Claim, rules: Rules, rows: pd.DataFrame | None) -> tuple[Se
     return found.strata, found.beside
 
 
-def _require_documents(plan: Plan, path: Path) -> None:
-    """Refuse a plan whose cells are of other documents than its header counts: it was cut, or put together."""
-    counted, stored = plan.header["documents"]["n"], pc.count_distinct(plan.cells["document"]).as_py()
+def _rows(store: Store, plan: Plan | None, designs: Collection[str]) -> pd.DataFrame | None:
+    """Load a plan's rows; one whose cells are of other documents than its header counts was cut, and is refused."""
+    if plan is None:
+        return None
+    counted, stored = plan.header["documents"].get("n"), pc.count_distinct(plan.cells["document"]).as_py()
     if counted != stored:
+        path = store.plan_path(*(plan.header[key] for key in ("grid", "profile", "request")))
         raise UserError(
             f"{path}: its cells are of {stored} documents, its header says {counted}; expected as many; "
             "delete the file, and plan again: the rows stay"
         )
+    return frames.load(store, plan, designs)
 
 
 def _tally(registered: int, plan: Plan | None, rows: pd.DataFrame | None, other: bool) -> Tally:
@@ -144,15 +147,18 @@ def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request,
     return found
 
 
-def _head(claim: Claim, profile: str, request: Request, plan: Plan | None, verdict: Verdict) -> dict[str, Any]:
+def _head(
+    claim: Claim, profile: str, request: Request, plan: Plan | None, verdict: Verdict, versions: int
+) -> dict[str, Any]:
     population = plan.header["population"] if plan else None
+    mixed = [f"its rows come from {versions} versions of the code (make explain tells which)"] if versions > 1 else []
     return {
         "id": claim.id,
         "title": claim.title,
         "question": claim.question,
         "verdict": verdict.outcome,
         "population": population,
-        "population_notes": plan.header["population_notes"] if plan else [],
+        "population_notes": [*(plan.header["population_notes"] if plan else []), *mixed],
         "profile": profile,
         "request": dict(request),
         "reasons": verdict.reasons,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,11 @@ class Garbage:
 
 def find(store: Store, designs: Collection[str]) -> list[Garbage]:
     """List what is neither of one of `designs` nor still of use; UserError where a file cannot be read."""
-    return [Garbage(path, path.stat().st_size, rows, why) for path, rows, why in _find(store, set(designs))]
+    found = []
+    for path, rows, why in _find(store, set(designs)):
+        with suppress(FileNotFoundError):  # a running process has published its unit since
+            found.append(Garbage(path, path.stat().st_size, rows, why))
+    return found
 
 
 def _find(store: Store, designs: set[str]) -> Iterator[tuple[Path, int, str]]:
@@ -50,7 +55,10 @@ def _find(store: Store, designs: set[str]) -> Iterator[tuple[Path, int, str]]:
 
 
 def _old(path: Path) -> bool:
-    return time.time() - path.stat().st_mtime > LEFT_AFTER_S
+    try:
+        return time.time() - path.stat().st_mtime > LEFT_AFTER_S
+    except FileNotFoundError:
+        return False
 
 
 def remove(garbage: Collection[Garbage]) -> None:

@@ -52,22 +52,25 @@ def read_lock(root: Path = ROOT) -> Lock | None:
         return None
     try:
         return build(Lock, json.loads(read_text(root, LOCK)), LOCK)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{LOCK}: no valid JSON ({error}); expected the file that make freeze wrote") from None
 
 
 def write_lock(root: Path, lock: Lock) -> None:
-    """Write the LOCK atomically: the old one or the new one, nothing between."""
-    handle, temporary = tempfile.mkstemp(dir=root / "prereg", prefix=".LOCK-")
+    """Write the LOCK atomically: the old one or the new one, nothing between. UserError where that is not possible."""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(lock), indent=1, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp's 0o600 would keep others from reading it
-        Path(temporary).replace(root / LOCK)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=root / "prereg", prefix=".LOCK-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(lock), indent=1, ensure_ascii=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)  # mkstemp's 0o600 would keep others from reading it
+            Path(temporary).replace(root / LOCK)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {LOCK}: {error.strerror}; expected room and write permission") from None
 
 
 def deviations(root: Path = ROOT) -> list[Deviation]:

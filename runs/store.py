@@ -31,6 +31,19 @@ from runs.schema import row_schema
 _META = b"kvcert"
 _PLAN_NAME = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}\.parquet")
 _CELL = pa.schema([pa.field("cell", pa.string(), nullable=False)])
+# what stands beside the rows, with its types: in a plan's file, and in a unit's
+_HEADER: dict[str, type] = dict.fromkeys(("grid", "kind", "profile", "design", "population"), str)
+_HEADER |= {"request": dict, "registered": bool, "population_notes": list, "model": dict, "documents": dict}
+_UNIT: dict[str, type] = {
+    "unit": str,
+    "number": int,
+    "design": str,
+    "rows": int,
+    "plan": dict,
+    "runs": list,
+    "run_of": dict,
+    "wall_s": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,7 @@ class Store:
 
     def plans(self) -> list[dict[str, Any]]:
         """Return the headers of all stored plans, sorted by grid, profile and request."""
-        headers = [self.meta(path) for path in self.plan_files()]
+        headers = [self._header(path) for path in self.plan_files()]
         return sorted(headers, key=lambda header: json.dumps([header[key] for key in ("grid", "profile", "request")]))
 
     def plan_files(self) -> list[Path]:
@@ -139,9 +152,18 @@ class Store:
         return files.unit_files(self.root / "journal", unit)
 
     def meta(self, path: Path) -> dict[str, Any]:
-        """Return what is written beside the rows of a plan or a unit; UserError where the file is damaged."""
+        """Return what is written beside the rows of a plan or a unit.
+
+        UserError where the file is damaged, or was not written as a plan or unit of a store.
+        """
         with _reading(path):
-            return json.loads(pq.read_metadata(path).metadata[_META])
+            stored = pq.read_metadata(path).metadata or {}
+            meta = json.loads(stored.get(_META, b"null"))
+        kind, keys = ("plan", _HEADER) if path.parent.name == "plans" else ("unit", _UNIT)
+        odd = _odd(meta, keys) or (kind == "unit" and (_odd(meta["plan"], _HEADER) or _odd_runs(meta)))
+        if odd:
+            raise UserError(f"{path} is no {kind} of this store: {odd}; expected what a run writes; move it away")
+        return meta
 
     def provenance(self, unit: str) -> dict[str, Any]:
         """Return the metadata of a unit's latest attempt; UserError if there is none.
@@ -208,10 +230,25 @@ class Store:
         return self.root / "plans" / f"{Plan.key(grid, profile, request)}.parquet"
 
     def _load_plan(self, path: Path) -> Plan | None:
-        if not path.exists():
+        try:
+            path.stat()
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            raise UserError(
+                f"cannot read {path}: {error.strerror}; expected a file in a folder of a store (STORE=)"
+            ) from None
+        header, cells = self._header(path), _read(path)
         with _reading(path):
-            return Plan(self.meta(path), _read(path))
+            return Plan(header, cells)
+
+    def _header(self, path: Path) -> dict[str, Any]:
+        header = self.meta(path)
+        with _reading(path):
+            expected = self.plan_path(header["grid"], header["profile"], header["request"])
+        if path.name != expected.name:
+            raise UserError(f"{path} has another plan's name; expected {expected.name}; rename it, or delete it")
+        return header
 
     def _plan_with(self, unit: str, design: str) -> Plan:
         if unit not in self._plan_of:  # a unit's id fixes its cells: what was read once stays true
@@ -231,6 +268,22 @@ def _first_by_plan(plan: Plan, tables: Sequence[pa.Table]) -> pa.Table:
     order = pc.sort_indices(table["status"], sort_keys=[("", "descending")])  # "ok" > "failed"
     first = pc.index_in(plan.cells["cell"], value_set=table["cell"].take(order))
     return table.take(order.take(first.drop_null()))
+
+
+def _odd(meta: Any, keys: Mapping[str, type]) -> str:
+    """What metadata lack, or have of another type; "" where they are as a run writes them."""
+    if not isinstance(meta, dict):
+        return "it has no metadata"
+    odd = [key for key, kind in keys.items() if not isinstance(meta.get(key), kind)]
+    return f"its metadata have no {odd[0]!r} that is a {keys[odd[0]].__name__}" if odd else ""
+
+
+def _odd_runs(meta: Mapping[str, Any]) -> str:
+    runs, run_of, wall_s = meta["runs"], meta["run_of"], meta["wall_s"]
+    whole = run_of.keys() == wall_s.keys() and all(isinstance(run, dict) for run in runs)
+    whole &= all(isinstance(k, int) and 0 <= k < len(runs) for k in run_of.values())
+    whole &= all(isinstance(seconds, int | float) for seconds in wall_s.values())
+    return "" if whole else "its metadata do not say which process computed an example, and in what time"
 
 
 def _parquet(table: pa.Table, meta: Mapping[str, Any]) -> bytes:

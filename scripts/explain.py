@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def explanation(found: Found) -> dict[str, Any]:
     """The row, its file, the plan it belongs to, the process that computed it, its seconds and the command."""
     row, meta = found.row, found.meta
+    if row["example"] not in meta["run_of"]:
+        raise UserError(f"{found.path}: its metadata have no example {row['example']!r}, which a row has; move it away")
     run = meta["runs"][meta["run_of"][row["example"]]]
     claims = [claim.id for claim in load(ROOT).claims.values() if claim.grid == meta["plan"]["grid"]]
     return {

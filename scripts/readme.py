@@ -3,7 +3,9 @@
 import argparse
 import sys
 
+from analysis.frame import write
 from analysis.tables import PUBLISHED, replaced, verdicts
+from runs.digests import read_text
 from runs.registry import ROOT, load
 from scripts._cli import run
 
@@ -14,13 +16,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where README.md is stale")
     check = parser.parse_args(argv).check
     path = ROOT / "README.md"
-    old = path.read_text(encoding="utf-8")
+    old = read_text(ROOT, path.name)
     new = replaced(old, verdicts(load(), ROOT / PUBLISHED))
     if check and new != old:
         print("README.md: its verdict table is stale; make readme writes it from analysis/published")
         return 1
     if new != old:
-        path.write_text(new, encoding="utf-8")
+        write(path, new.encode())
     print("README.md: its verdict table is that of analysis/published")
     return 0
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runs.cells import Plan
 from runs.prereg import ROOT, grid_digest, load
 from runs.progress import progress
 from runs.store import Store
@@ -32,9 +33,9 @@ def report(root: Path, workers: int) -> dict[str, Any]:
     named = None if root.resolve() == (ROOT / "runs" / "store").resolve() else root
     grids: dict[str, list[tuple[Mapping[str, Any], dict[str, Any]]]] = {grid: [] for grid in registry.grids}
     for header in store.plans():
-        if header["grid"] in grids:
+        if header["grid"] in grids and (plan := store.read_plan(header["grid"], header["profile"], header["request"])):
             current = header["design"] == grid_digest(registry, header["grid"], ROOT)
-            grids[header["grid"]].append((header, _plan(store, header, workers) | {"current": current}))
+            grids[header["grid"]].append((header, _plan(store, plan, workers) | {"current": current}))
     return {
         claim.id: {
             "title": claim.title,
@@ -46,10 +47,8 @@ def report(root: Path, workers: int) -> dict[str, Any]:
     }
 
 
-def _plan(store: Store, header: Mapping[str, Any], workers: int) -> dict[str, Any]:
-    plan = store.read_plan(header["grid"], header["profile"], header["request"])
-    assert plan is not None  # its header was read from the same file
-    made = progress(store, plan)
+def _plan(store: Store, plan: Plan, workers: int) -> dict[str, Any]:
+    header, made = plan.header, progress(store, plan)
     return {
         "settings": typed(header),
         "profile": header["profile"],

@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"MISMATCH {mismatch.message}")
     registry = load(ROOT)
     for claim in IDS:
-        if claim not in differing:
+        if not differing & {claim, "all"}:
             print(claim, "ok, with deviations" if accept(ROOT, claim, registry).deviations else "ok")
     lock = read_lock(ROOT)
     assert lock is not None  # verify has read it

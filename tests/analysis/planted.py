@@ -89,12 +89,12 @@ def rows(made: Plan, covered=0.98, noise=0.1, seed=0, change=None) -> dict[str, 
     return planted
 
 
-def fill(root: Path, made: Plan, planted: dict[str, dict], units=None, failing=()) -> Store:
-    """Store the plan and its rows (of the given units only); failing: examples that could not be computed."""
+def fill(root: Path, made: Plan, planted: dict[str, dict], units=None, failing=(), code="1") -> Store:
+    """Store the plan and its rows (of the given units only); failing: examples that could not be computed; code: digest."""
     store = Store(root / "runs" / "store")
     store.write_plan(made)
     for unit in made.units if units is None else units:
-        attempt = store.attempt(unit, made.design, {"host": "planted"})
+        attempt = store.attempt(unit, made.design, {"host": "planted", "code": code})
         for example in attempt.missing:
             if example in failing:
                 attempt.fail(example, "RuntimeError: planted", 1.0)

@@ -63,6 +63,18 @@ def test_the_slack_is_a_millionth_of_the_full_output() -> None:
     assert found["budget 25 %"].measures["coverage"].value == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(("module", "claim"), [(coverage, ONE), (coverage, FOUR), (conditional, SIX)])
+@pytest.mark.parametrize(("excess", "expected"), [(0.9e-6, 1.0), (1.1e-6, 0.0)])
+def test_just_above_radius_and_slack_is_a_miss_for_every_claim(module, claim, excess, expected) -> None:
+    def change(_, row):
+        radii = {f"radius_{rule}": 1.0 for rule in coverage.RULES}
+        return row | radii | {"full_norm": 5.0, "err": 1.0 + 5 * excess}
+
+    found, _ = measured(module, rows(change), claim)
+    own = [stratum for stratum in found.values() if stratum.n]
+    assert own and all(stratum.measures["coverage"].value == expected for stratum in own)
+
+
 def test_all_covered_is_bounded_by_independent_draws() -> None:
     """Steps share a draw, and so do query heads of a KV head: 8 documents x 3 layer-and-KV-heads, not 72 cells."""
     found, _ = measured(coverage, rows(covered=1.0), ONE)

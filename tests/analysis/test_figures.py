@@ -70,6 +70,13 @@ def test_only_another_result_is_drawn_again(study, tmp_path, monkeypatch) -> Non
     assert len(drawn) == 3 and (tmp_path / "claim-1.pdf").exists()
 
 
+def test_a_damaged_key_only_draws_again(study, tmp_path) -> None:
+    draw(study, "extension-6", tmp_path)
+    (tmp_path / ".extension-6.key").write_bytes(b"\xff\xfe")
+    assert len(draw(study, "extension-6", tmp_path)) == 2
+    assert (tmp_path / ".extension-6.key").read_bytes() != b"\xff\xfe"
+
+
 def test_another_style_is_drawn_again(study, tmp_path, monkeypatch) -> None:
     style = tmp_path / "matplotlibrc"
     shutil.copy(ROOT / "paper" / "matplotlibrc", style)

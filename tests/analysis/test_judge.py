@@ -69,6 +69,16 @@ def test_conditional_coverage_is_judged_from_the_same_rows(root) -> None:
 # ---------------------------------------------------------------- no verdict, and why
 
 
+def test_rows_of_two_versions_of_the_code_are_told(root) -> None:
+    made = planted.plan(root)
+    whole = planted.rows(made)
+    first, *rest = made.units
+    planted.fill(root, made, whole, units=[first])
+    assert verdict(root)["population_notes"] == []
+    planted.fill(root, made, whole, units=rest, code="2")
+    assert verdict(root)["population_notes"] == ["its rows come from 2 versions of the code (make explain tells which)"]
+
+
 def test_a_missing_unit_forbids_a_verdict_and_is_said(root) -> None:
     made = planted.plan(root)
     store = planted.fill(root, made, planted.rows(made, 1.0), units=list(made.units)[:-1])

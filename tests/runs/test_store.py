@@ -498,7 +498,120 @@ def test_a_store_that_is_a_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="Not a directory"):
         Store(tmp_path / "store").plans()
     with pytest.raises(UserError, match="Not a directory"):
+        Store(tmp_path / "store").read_plan("replay", "smoke", REQUEST)
+    with pytest.raises(UserError, match="Not a directory"):
         Store(tmp_path / "store").write_plan(plan())
+
+
+def test_a_path_longer_than_any_file_system_takes_is_refused(tmp_path):
+    store = Store(tmp_path / ("a" * 5000))
+    for does in (store.plans, lambda: store.read_plan("replay", "smoke", REQUEST), lambda: store.write_plan(plan())):
+        with pytest.raises(UserError, match="File name too long"):
+            does()
+
+
+# ---------------------------------------------------------------- files that are none of this store
+
+
+def altered(path, **over):
+    """Write the metadata of a parquet file anew, with other values; one that is ... is left out."""
+    table = pq.read_table(path)
+    meta = json.loads(table.schema.metadata[b"kvcert"]) | over
+    meta = {key: value for key, value in meta.items() if value is not ...}
+    pq.write_table(table.replace_schema_metadata({"kvcert": json.dumps(meta)}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, {"other": "x"}, {"kvcert": "{}"}, {"kvcert": "[]"}, {"kvcert": "null"}, {"kvcert": "{"}]
+)
+@pytest.mark.parametrize("folder", ["plans", "units"])
+def test_a_foreign_parquet_file_is_named_in_one_line(tmp_path, folder, metadata):
+    store, _ = planted(tmp_path)
+    path = tmp_path / folder / ("a" * 24 + (".parquet" if folder == "plans" else ".0.parquet"))
+    pq.write_table(pa.table({"cell": ["x"]}).replace_schema_metadata(metadata), path)
+    with pytest.raises(UserError, match=str(path)) as error:
+        store.meta(path)
+    assert "\n" not in str(error.value) and "expected" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {key: wrong}
+        for key in ("unit", "number", "design", "rows", "plan", "runs", "run_of", "wall_s")
+        for wrong in (..., None)
+    ]
+    + [{"plan": {}}, {"runs": []}, {"runs": [1]}, {"run_of": {"x": 0}}, {"run_of": {"example 0": [0]}}],
+)
+def test_a_unit_without_what_a_run_writes_is_named(tmp_path, over):
+    store, _ = planted(tmp_path)
+    path = altered(store.unit_files()[0].path, **over)
+    with pytest.raises(UserError, match=f"{path} is no unit of this store: its metadata"):
+        store.meta(path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "grid",
+        "kind",
+        "profile",
+        "design",
+        "request",
+        "registered",
+        "population",
+        "population_notes",
+        "model",
+        "documents",
+    ],
+)
+def test_a_plan_without_a_key_is_named(tmp_path, key):
+    store, _ = planted(tmp_path)
+    path = altered(store.plan_files()[0], **{key: ...})
+    for does in (store.plans, lambda: store.read_plan("replay", "smoke", REQUEST)):
+        with pytest.raises(UserError, match=f"{path} is no plan of this store: its metadata have no '{key}'"):
+            does()
+
+
+def test_a_unit_among_the_plans_and_a_plan_among_the_units_are_named(tmp_path):
+    store, made = planted(tmp_path)
+    unit, stored = store.unit_files()[0].path, store.plan_files()[0]
+    stray = tmp_path / "plans" / ("a" * 24 + ".parquet")
+    stray.write_bytes(unit.read_bytes())
+    with pytest.raises(UserError, match=f"{stray} is no plan of this store"):
+        store.plans()
+    other = tmp_path / "units" / ("a" * 24 + ".0.parquet")
+    other.write_bytes(stored.read_bytes())
+    with pytest.raises(UserError, match=f"cannot use {other}: other columns"):
+        store.find_cell(made.cells["cell"][0].as_py())
+
+
+def test_a_plan_under_another_name_is_named(tmp_path):
+    store, _ = planted(tmp_path)
+    path = store.plan_files()[0]
+    renamed = path.rename(path.with_name("a" * 24 + ".parquet"))
+    with pytest.raises(UserError, match=f"{renamed} has another plan's name; expected {path.name}"):
+        store.plans()
+
+
+def test_a_plan_under_the_name_of_another_request_is_not_taken_for_it(tmp_path):
+    store, _ = planted(tmp_path)
+    other = store.plan_path("replay", "laptop", REQUEST)
+    store.plan_files()[0].rename(other)
+    with pytest.raises(UserError, match=f"{other} has another plan's name"):
+        store.read_plan("replay", "laptop", REQUEST)
+    store.write_plan(plan(profile="laptop"))  # what cannot be read is replaced
+    assert store.read_plan("replay", "laptop", REQUEST).header["profile"] == "laptop"
+
+
+def test_an_empty_plan_file_is_named_once(tmp_path):
+    store, _ = planted(tmp_path)
+    store.plan_files()[0].write_bytes(b"")
+    for does in (store.plans, lambda: store.read_plan("replay", "smoke", REQUEST)):
+        with pytest.raises(UserError) as error:
+            does()
+        assert str(error.value).count("cannot read") == str(error.value).count("expected") == 1
 
 
 def test_reading_creates_nothing(tmp_path):

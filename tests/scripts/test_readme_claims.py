@@ -63,6 +63,15 @@ def test_claims_lists_all_with_what_they_ask(copy, capsys) -> None:
     assert "not judged yet: make claim-2" in lines[1]
 
 
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_readme_that_cannot_be_read_is_one_line(copy, content) -> None:
+    (copy / "README.md").unlink()
+    if content:
+        (copy / "README.md").write_bytes(content)
+    with pytest.raises(UserError, match=r"README\.md: cannot be read"):
+        readme.main([])
+
+
 def first_line(capsys) -> str:
     assert claims.main([]) == 0
     return capsys.readouterr().out.splitlines()[0]

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from runs import garbage, journal, prereg
@@ -16,7 +18,7 @@ from runs.errors import UserError
 from runs.progress import progress
 from runs.registry import CLAIMS, IDS, ROOT, load
 from runs.store import Store
-from scripts import explain, gc, status
+from scripts import explain, freeze, gc, status
 from tests.planted_store import DESIGN, REQUEST, do, made_up, plan, planted, work
 
 SETTINGS = ("PROFILE", "MODEL", "DATA", "STORE", "WORKERS", "CTX", "ARGS", "CELL")
@@ -245,6 +247,33 @@ def test_a_damaged_unit_is_named_by_every_command(store, design):
             main(argv)
 
 
+def test_a_renamed_plan_is_named_by_status(store, design):
+    planted(store.root, plan(design=design))
+    path = store.plan_files()[0]
+    renamed = path.rename(path.with_name("a" * 24 + ".parquet"))
+    with pytest.raises(UserError, match=f"{renamed} has another plan's name"):
+        status.main([])
+
+
+def test_a_parquet_file_of_another_program_is_named_by_gc_and_freeze(store):
+    path = store.root / "units" / ("a" * 24 + ".0.parquet")
+    path.parent.mkdir()
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"kvcert": "{}"}), path)
+    for does in (lambda: gc.main([]), lambda: freeze.registered_designs(store)):
+        with pytest.raises(UserError, match=f"{path} is no unit of this store"):
+            does()
+
+
+def test_a_row_whose_example_its_metadata_lack_is_named_by_explain(store, design):
+    planted(store.root, plan(design=design))
+    path = store.unit_files()[0].path
+    table = pq.read_table(path)
+    meta = json.loads(table.schema.metadata[b"kvcert"]) | {"run_of": {}, "wall_s": {}}
+    pq.write_table(table.replace_schema_metadata({"kvcert": json.dumps(meta)}), path)
+    with pytest.raises(UserError, match=f"{path}: its metadata have no example"):
+        explain.main([table["cell"][0].as_py()])
+
+
 # ---------------------------------------------------------------- gc
 
 
@@ -352,3 +381,21 @@ def test_gc_on_a_store_that_cannot_be_changed_says_so(store, monkeypatch):
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(UserError, match=r"cannot write .*: Read-only file system"):
         garbage.remove(garbage.find(store, set()))
+
+
+def test_gc_beside_a_run_that_publishes_lists_what_is_still_there(store, design, monkeypatch):
+    made = plan(design=design)
+    store.write_plan(made)
+    unit = next(iter(made.units))
+    store.attempt(unit, design, {})
+    journal_path = store.journals()[0].path
+    age(journal_path)
+    assert [item.path for item in garbage.find(store, {design})] == [journal_path]
+    read = journal.read
+    monkeypatch.setattr(journal, "read", lambda path: (read(path), path.unlink())[0])
+    assert garbage.find(store, {design}) == []
+    store.attempt(unit, design, {})
+    age(store.journals()[0].path)
+    monkeypatch.setattr(garbage, "_old", lambda path: path.unlink() or True)
+    monkeypatch.setattr(journal, "read", read)
+    assert garbage.find(store, {design}) == []
