@@ -41,8 +41,8 @@ def certified_attention(
     layer = cache.layers[module.layer_idx] if cache is not None else None
     if cache is None or not isinstance(layer, CertifiedLayer):
         return _own(state, module)(module, query, key, value, attention_mask, **kwargs)
-    if layer.keys is not key:
-        raise CertError(f"layer {module.layer_idx}: its keys do not come from the session's cache")
+    if layer.keys is not key or layer.values is not value:
+        raise CertError(f"layer {module.layer_idx}: its keys or values do not come from the session's cache")
     scaling = kwargs.get("scaling")
     layer.scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
     _observe(cache, layer, query)

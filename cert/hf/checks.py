@@ -78,7 +78,21 @@ def check_generate(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[s
         raise CertError(f"cache_implementation {config.cache_implementation!r}: expected none (a dynamic cache)")
     if config.use_cache is False:
         raise CertError("use_cache=False: there is no cache to compress")
+    if getattr(config, "guidance_scale", None) not in (None, 1, 1.0):
+        raise CertError("guidance_scale: its second, unconditional forward has no request of its own")
     check_inputs(unused)
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise CertError with the message where a condition does not hold."""
+    if not holds:
+        raise CertError(message)
+
+
+def refuse_own_cache(given: Any) -> None:
+    """Outside generate() a caller's empty cache would stay empty, and each step would begin another conversation."""
+    if given is not None and not isinstance(given, CertifiedCache):
+        raise CertError(f"{type(given).__name__} of your own: pass none, and go on with session.cache_kwargs")
 
 
 def check_inputs(kwargs: dict[str, Any]) -> None:

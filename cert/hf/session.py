@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from cert.errors import CertError
 from cert.hf import checks, report
-from cert.hf.attention import give_back, take_over
+from cert.hf.attention import NAME, give_back, take_over
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import CACHE_NAMES, Call, given_cache, random_state, without_cache
 from cert.hf.compress import compress
@@ -30,7 +30,7 @@ class Session(State):
         self._owned: WeakSet[CertifiedCache] = WeakSet()
         self._prompt: int | None = None  # length of generate's prompt, while it runs
         self._talking = False  # whether prefill() goes on with the cache there is
-        self._plain = False  # recompute(): the model alone
+        self._plain, self._over = False, False  # recompute(): the model alone; the block has ended
         self._last: Call | None = None
         self._parameters = list(inspect.signature(model.forward).parameters)
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
@@ -48,18 +48,23 @@ class Session(State):
     def _close(self) -> None:
         if hasattr(self, "_hook"):
             self._hook.remove()
-            del self.model.generate
+            self.model.__dict__.pop("generate", None)  # another tool may have taken it away
             self.model.__dict__.update(self._patched)
         give_back(self)
         OPEN[:] = [state for state in OPEN if state is not self]
-        self.running = None
+        self.running, self._over = None, True
         for cache in self._owned:
             cache.terms.closed = True
+
+    def _require_open(self) -> None:
+        checks.require(not self._over, "this certified() session has ended: open another one")
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
         """Swap an empty cache for ours, and compress before the token that follows the prefill."""
         if self._plain:
             return None
+        ours = all(module.config._attn_implementation == NAME for module in self.modules.values())
+        checks.require(ours, f"the attention implementation was changed inside the block: expected {NAME!r} to its end")
         kwargs = dict(zip(self._parameters, args, strict=False)) | kwargs
         given, kwargs = given_cache(kwargs), without_cache(kwargs)
         checks.check_inputs(kwargs)
@@ -68,7 +73,10 @@ class Session(State):
             self.running = None
             return (), kwargs
         ids = kwargs["input_ids"]
-        cache = checks.check_cache(given, self._owned) or self._fresh(len(ids))
+        cache = checks.check_cache(given, self._owned)
+        if cache is None:
+            checks.refuse_own_cache(given if self._prompt is None else None)
+            cache = self._fresh(len(ids))
         if cache is not self.cache:  # a fork, or another conversation of the caller's
             self._begin(len(ids), cache)
         if not self.feeding and self._due(cache, ids.shape[1]):
@@ -128,9 +136,10 @@ class Session(State):
     def prefill(self, ids: Tensor | list[int], chunk: int | None = None) -> None:
         """Feed token ids without compressing, appended to the session's conversation; reset() begins another one.
 
-        A generate() from an empty cache is none, unless compress() or cache_kwargs went on with it: prefill() then
-        begins anew. ids [n] or [batch, n]; chunk: tokens a forward, all at once by default.
+        A generate() from an empty cache is none, unless compress() or cache_kwargs went on with it. ids [n] or
+        [batch, n]; chunk: tokens a forward, all at once by default.
         """
+        self._require_open()
         if not self._talking:
             self.reset()
         self._talking = True
@@ -146,6 +155,7 @@ class Session(State):
 
     def compress(self) -> None:
         """Compress now: after the context (agnostic), after a turn (streaming)."""
+        self._require_open()
         self._compress(self._current())
         self._talking = True
 
@@ -155,6 +165,7 @@ class Session(State):
         policy: the copy's own, while nothing was compressed; certified(arms=...) must have named its score. The copy is
         what compress(), prefill() and summary() then mean; returns its cache_kwargs. Raises CertError otherwise.
         """
+        self._require_open()
         source = checks.check_cache(self._current() if of is None else of, self._owned)
         if source is None or source.ids is None:
             raise CertError("fork: nothing was fed yet")
@@ -169,12 +180,12 @@ class Session(State):
         self.cache = self.running = None
 
     def escalate(self, budget: float) -> Any:
-        """Run the last generate() again at a larger budget with the same coins: the retained set is a superset.
+        """Run the last generate() again at a larger budget with the same coins; returns what generate() returns.
 
-        Returns what generate() returns. Raises CertError for a smaller budget, or where nothing was generated.
+        A superset is retained but for a few tokens, where a dominant score is certain only at the larger budget. Raises
+        CertError for a smaller budget, or where nothing was generated.
         """
-        call, spent = self._call(), self.prefill_tokens
-        policy = call.policy
+        call, spent, policy = self._call(), self.prefill_tokens, self._call().policy
         if policy.design == "none" or (policy.budget is not None and budget < policy.budget):
             raise CertError(f"escalate to {budget}: expected a budget of at least the present {policy.budget or 1.0}")
         self._policy = policy.with_budget(budget)
@@ -210,7 +221,7 @@ class Session(State):
             checks.check_full_ids(ids, cache)
         begun = None if cache is None or cache.ids is None else (cache.ids, tuple(cache.events))
         policy = self._policy if cache is None else cache.policy
-        self._last = Call(args, dict(kwargs), ids, random_state(), begun, policy)
+        self._last = Call(args, without_cache(kwargs), ids, random_state(), begun, policy)
         return self._run(cache, ids, args, kwargs)
 
     def _run(self, cache: CertifiedCache | None, ids: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -223,6 +234,7 @@ class Session(State):
             self._prompt = None
 
     def _call(self) -> Call:
+        self._require_open()
         if self._last is None:
             raise CertError("nothing to run again: no generate() in this session yet")
         return self._last

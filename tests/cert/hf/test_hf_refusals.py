@@ -26,7 +26,7 @@ def other(kind: str, **changes: object) -> torch.nn.Module:
         (lambda: other("gemma2"), "attn_logit_softcapping"),
         (lambda: other("gpt_oss", num_local_experts=2, num_experts_per_tok=1), "sink"),
         (lambda: other("bloom", hidden_size=32, n_head=4, n_layer=2), "attention interface"),
-        (lambda: other("t5gemma") if False else tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
+        (lambda: tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
     ],
 )
 def test_models(build: object, message: str) -> None:
@@ -123,3 +123,53 @@ def test_bad_options() -> None:
         for call in (session.recompute, lambda: session.escalate(budget=0.5)):
             with pytest.raises(CertError, match="no generate"):
                 call()
+
+
+def test_a_session_that_has_ended_changes_nothing_any_more() -> None:
+    model = tiny()
+    before = model.config._attn_implementation
+    with certified(model, POLICY) as session:
+        model.generate(IDS, max_new_tokens=3, do_sample=False)
+    for act in (session.recompute, session.compress, session.fork, lambda: session.escalate(0.8)):
+        with pytest.raises(CertError, match="has ended"):
+            act()
+    with pytest.raises(CertError, match="has ended"):
+        session.prefill(IDS)
+    assert model.config._attn_implementation == before
+    model.generate(IDS, max_new_tokens=2, do_sample=False)
+
+
+def test_a_cache_of_the_callers_own_in_a_loop() -> None:
+    model, mine = tiny(), DynamicCache()
+    with certified(model, POLICY), torch.no_grad(), pytest.raises(CertError, match="of your own"):
+        model(IDS, past_key_values=mine, use_cache=True)
+
+
+def test_another_attention_set_inside_the_block() -> None:
+    model = tiny()
+    with certified(model, POLICY) as session, torch.no_grad():
+        session.prefill(IDS)
+        session.compress()
+        model.set_attn_implementation("eager")
+        with pytest.raises(CertError, match="changed inside the block"):
+            model(IDS[:, :1], **session.cache_kwargs)
+
+
+def test_classifier_free_guidance() -> None:
+    model = tiny()
+    with certified(model, POLICY), pytest.raises(CertError, match="guidance_scale"):
+        model.generate(IDS, max_new_tokens=3, guidance_scale=1.5)
+
+
+def test_values_that_are_not_the_cache_s() -> None:
+    model = other("diffllama")
+    with torch.no_grad(), certified(model, POLICY), pytest.raises(CertError, match="keys or values"):
+        model.generate(IDS % 128, max_new_tokens=3, do_sample=False)
+
+
+def test_a_generate_that_another_tool_took_away() -> None:
+    model = tiny()
+    before = model.config._attn_implementation
+    with certified(model, POLICY):
+        del model.generate
+    assert model.config._attn_implementation == before
