@@ -155,7 +155,7 @@ def _work(job: Job) -> None:
     if _worker.model is None or _worker.part != job.part:
         _worker.model = None  # the old one goes before the new one comes
         _worker.model, _worker.part = load_model(part.source), job.part
-    model = _worker.model
+    model, captured = _worker.model, layers(part, shape(part.source))
     device = str(model.device)
     attempt = store.attempt(job.unit, _worker.design, _provenance(part, device), job.retry)
     for example in attempt.finished:
@@ -165,7 +165,9 @@ def _work(job: Job) -> None:
         message = None
         try:
             attempt.record(
-                example, _rows(model, part, job.documents[example], attempt.planned(example)), time.monotonic() - began
+                example,
+                _rows(model, part, captured, job.documents[example], attempt.planned(example)),
+                time.monotonic() - began,
             )
         except UserError:
             raise  # the store or the model: nothing more can be done
@@ -181,12 +183,15 @@ def _provenance(part: Part, device: str) -> dict[str, Any]:
 
 
 def _rows(
-    model: PreTrainedModel, part: Part, document: Document, planned: Sequence[Mapping[str, Any]]
+    model: PreTrainedModel,
+    part: Part,
+    captured: tuple[int, ...],
+    document: Document,
+    planned: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """The rows of one document: what the plan says of each cell, and what was measured there."""
     replay = part.config.replay
     certified, *_ = policies = [_policy(config) for config in part.config.policies]
-    captured = layers(part, shape(part.source))
     decoded = decode(model, document.ids, captured, replay.steps, certified.window)
     arms = dict(zip(ROLES, policies, strict=True))
     axes = ("layer", "budget", "head", "step")
