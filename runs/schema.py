@@ -117,7 +117,48 @@ REPLAY = RowSchema(
     frozenset([*_RADII, "message", "undefined", "var_hat", "max_term", "entropy", "margin"]),
 )
 
-SCHEMAS = {"replay": REPLAY}
+# One answer: a request under an arm. arm: its name in the registration; policy: full, topk or poisson; mode: full,
+# aware or agnostic; draw: 0, or 1 for a second one; prompt_tokens: context and question; answer_tokens: generated, the
+# stop token included; answers, all_classes, certificate_layers: JSON lists; official, corrected: scores from 0 to 1;
+# logprob: mean raw log-probability of the generated tokens; certificate...: of the request, null with the reason in
+# no_certificate; cert_flagged: over a tenth undefined, ranked highest; entropy, margin: deterministic self-signals;
+# expected_budget, realised_budget: fractions of n_tokens, the length at the compression; cache_bytes_before/after: of
+# that prefix; wall_s: seconds of this arm, no part of the result.
+_PLANNED = "arm policy mode prompt_sha256 kind"
+_CERTIFICATES = "certificate certificate_assisted certificate_mean certificate_top certificate_max undefined_share"
+_COMPRESSED = "expected_budget realised_budget"
+TASKS = RowSchema(
+    pa.schema(
+        [
+            *(pa.field(name, pa.string(), nullable=False) for name in _IDENTITY),
+            *_fields(pa.string(), "message"),
+            *_fields(pa.int64(), "ctx_tokens request draw"),
+            *_fields(pa.float64(), "budget"),
+            *_fields(pa.string(), _PLANNED),
+            *_fields(pa.int64(), "context_tokens prompt_tokens answer_tokens"),
+            *_fields(pa.bool_(), "truncated"),
+            *_fields(pa.string(), "prediction stop answers all_classes metric scorer_error"),
+            *_fields(pa.float64(), "official corrected logprob"),
+            *_fields(pa.bool_(), "scorer_exception"),
+            *_fields(pa.float64(), _CERTIFICATES),
+            *_fields(pa.int64(), "cert_steps"),
+            *_fields(pa.bool_(), "cert_flagged"),
+            *_fields(pa.string(), "certificate_layers no_certificate"),
+            *_fields(pa.float64(), "entropy margin"),
+            *_fields(pa.int64(), "n_tokens budget_tokens"),
+            *_fields(pa.bool_(), "budget_raised"),
+            *_fields(pa.float64(), _COMPRESSED),
+            *_fields(pa.int64(), "cache_bytes_before cache_bytes_after"),
+            *_fields(pa.float64(), "wall_s"),
+        ]
+    ),
+    frozenset(
+        ["message", "scorer_error", "certificate_layers", "no_certificate", "entropy", "margin", "n_tokens"]
+        + ["budget_tokens", "budget_raised", "all_classes", *_CERTIFICATES.split(), *_COMPRESSED.split()]
+    ),
+)
+
+SCHEMAS = {"replay": REPLAY, "tasks": TASKS}
 
 
 def row_schema(kind: str) -> RowSchema:
