@@ -127,6 +127,7 @@ REPLAY = RowSchema(
 _PLANNED = "arm policy mode prompt_sha256 kind"
 _CERTIFICATES = "certificate certificate_assisted certificate_mean certificate_top certificate_max undefined_share"
 _COMPRESSED = "expected_budget realised_budget"
+_OPTIONAL = "message scorer_error all_classes certificate_layers no_certificate entropy margin n_tokens budget_tokens budget_raised"
 TASKS = RowSchema(
     pa.schema(
         [
@@ -152,10 +153,7 @@ TASKS = RowSchema(
             *_fields(pa.float64(), "wall_s"),
         ]
     ),
-    frozenset(
-        ["message", "scorer_error", "certificate_layers", "no_certificate", "entropy", "margin", "n_tokens"]
-        + ["budget_tokens", "budget_raised", "all_classes", *_CERTIFICATES.split(), *_COMPRESSED.split()]
-    ),
+    frozenset([*_OPTIONAL.split(), *_CERTIFICATES.split(), *_COMPRESSED.split()]),
 )
 
 SCHEMAS = {"replay": REPLAY, "tasks": TASKS}
