@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from runs.errors import UserError
+from runs.config_tasks import TasksConfig
+from runs.errors import require
 
 CHOICES = {
     "score": ("none", "constant", "snapkv", "h2o", "streaming", "knorm"),
@@ -22,8 +23,8 @@ class ModelConfig:
     source: str
 
     def __post_init__(self) -> None:
-        _require(bool(self.name.strip()), "name", self.name, "a name")
-        _require(bool(self.source.strip()), "source", self.source, "a file, a folder or a pinned hub id")
+        require(bool(self.name.strip()), "name", self.name, "a name")
+        require(bool(self.source.strip()), "source", self.source, "a file, a folder or a pinned hub id")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class TaskConfig:
     population: str
 
     def __post_init__(self) -> None:
-        _require(self.name in ("pydoc_topics", "longbench"), "name", self.name, "pydoc_topics or longbench")
+        require(self.name in ("pydoc_topics", "longbench"), "name", self.name, "pydoc_topics or longbench")
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         for field, allowed in CHOICES.items():
             value = getattr(self, field)
-            _require(value in allowed, field, value, f"one of {', '.join(allowed)}")
-        _require(self.pool >= 1 and self.pool % 2 == 1, "pool", self.pool, "an odd width of at least 1")
-        _require(self.window >= 1, "window", self.window, "at least 1")
+            require(value in allowed, field, value, f"one of {', '.join(allowed)}")
+        require(self.pool >= 1 and self.pool % 2 == 1, "pool", self.pool, "an odd width of at least 1")
+        require(self.window >= 1, "window", self.window, "at least 1")
         for field in ("sinks", "recent"):
-            _require(getattr(self, field) >= 0, field, getattr(self, field), "at least 0")
+            require(getattr(self, field) >= 0, field, getattr(self, field), "at least 0")
         for field in ("certain_share", "floor"):
-            _require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "a share between 0 and 1")
+            require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "a share between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         for budget in self.budgets:
-            _require(0 < budget <= 1, "budgets", budget, "fractions above 0 and at most 1")
+            require(0 < budget <= 1, "budgets", budget, "fractions above 0 and at most 1")
         distinct = len(set(self.budgets)) == len(self.budgets) > 0
-        _require(distinct, "budgets", list(self.budgets), "at least one fraction, each once")
+        require(distinct, "budgets", list(self.budgets), "at least one fraction, each once")
         for field in ("documents", "ctx_tokens", "layers", "heads", "steps"):
-            _require(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
-        _require(0 < self.delta < 1, "delta", self.delta, "a probability between 0 and 1")
-        _require(0 <= self.kappa < math.inf, "kappa", self.kappa, "a finite number of at least 0")
+            require(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
+        require(0 < self.delta < 1, "delta", self.delta, "a probability between 0 and 1")
+        require(0 <= self.kappa < math.inf, "kappa", self.kappa, "a finite number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,12 @@ class LauncherConfig:
     name: str
 
     def __post_init__(self) -> None:
-        _require(self.name == "local", "name", self.name, "local")
+        require(self.name == "local", "name", self.name, "local")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole run. policies: the certified arm, then top-k and uniform sampling beside it (ROLES)."""
+    """A whole run. policies: the certified arm, then top-k and uniform sampling beside it (ROLES); full: no eviction."""
 
     profile: str
     model: ModelConfig
@@ -113,37 +114,36 @@ class RunConfig:
     policies: tuple[PolicyConfig, ...]
     replay: ReplayConfig
     launcher: LauncherConfig
+    full: PolicyConfig
+    tasks: TasksConfig
+    synthetic: TasksConfig
 
     def __post_init__(self) -> None:
         profiles = ("smoke", "laptop", "desktop", "paper")
-        _require(self.profile in profiles, "profile", self.profile, f"one of {', '.join(profiles)}")
-        _require(len(self.policies) == len(ROLES), "policies", len(self.policies), f"three: {', '.join(ROLES)}")
+        require(self.profile in profiles, "profile", self.profile, f"one of {', '.join(profiles)}")
+        require(len(self.policies) == len(ROLES), "policies", len(self.policies), f"three: {', '.join(ROLES)}")
         certified, topk, uniform = self.policies
         sampled = certified.design == "poisson" and certified.compensation == "hajek"
-        _require(sampled, "policies.certified", certified.name, "design poisson with compensation hajek")
-        _require(topk.design == "topk", "policies.topk", topk.name, "design topk")
+        require(sampled, "policies.certified", certified.name, "design poisson with compensation hajek")
+        require(topk.design == "topk", "policies.topk", topk.name, "design topk")
         flat = uniform.design == "poisson" and uniform.score == "constant"
-        _require(flat, "policies.uniform", uniform.name, "design poisson with score constant")
+        require(flat, "policies.uniform", uniform.name, "design poisson with score constant")
+        require(self.full.design == "none", "policies.full", self.full.name, "design none")
 
     def require_replayable(self) -> None:
         """Raise UserError for what a replay would not follow: it would change a cell's id and not its numbers."""
         certified, topk, uniform = self.policies
         scores = ("snapkv", "knorm", "streaming", "constant")
-        _require(certified.score in scores, "policies.certified.score", certified.score, f"one of {', '.join(scores)}")
-        _require(certified.allocation != "pyramid", "policies.certified.allocation", "pyramid", "uniform or ada")
+        require(certified.score in scores, "policies.certified.score", certified.score, f"one of {', '.join(scores)}")
+        require(certified.allocation != "pyramid", "policies.certified.allocation", "pyramid", "uniform or ada")
         same = {"topk": ("score", "pool", "value_weighted", "certain_share", "floor"), "uniform": ()}
         for role, arm in (("topk", topk), ("uniform", uniform)):
             for field in (*same[role], "allocation", "window", "sinks", "recent"):
                 wanted = getattr(certified, field)
                 at = f"policies.{role}.{field}"
-                _require(getattr(arm, field) == wanted, at, getattr(arm, field), f"{wanted!r}, as policies.certified")
+                require(getattr(arm, field) == wanted, at, getattr(arm, field), f"{wanted!r}, as policies.certified")
         for role, arm in (("certified", certified), ("uniform", uniform)):
-            _require(arm.certain_share < 1, f"policies.{role}.certain_share", arm.certain_share, "less than 1")
+            require(arm.certain_share < 1, f"policies.{role}.certain_share", arm.certain_share, "less than 1")
         hajek = uniform.compensation == "hajek"
-        _require(hajek, "policies.uniform.compensation", uniform.compensation, "hajek")
-        _require((uniform.pool, uniform.value_weighted) == (1, False), "policies.uniform", "a score", "a constant one")
-
-
-def _require(holds: bool, field: str, value: object, expected: str) -> None:
-    if not holds:
-        raise UserError(f"{field}: {value!r}; expected {expected}")
+        require(hajek, "policies.uniform.compensation", uniform.compensation, "hajek")
+        require((uniform.pool, uniform.value_weighted) == (1, False), "policies.uniform", "a score", "a constant one")

@@ -3,3 +3,9 @@
 
 class UserError(ValueError):
     """Say what was wrong, what was expected and where; `scripts._cli.run` prints it as one line and exits 2."""
+
+
+def require(holds: bool, field: str, value: object, expected: str) -> None:
+    """Raise UserError "field: value; expected ..." unless it holds."""
+    if not holds:
+        raise UserError(f"{field}: {value!r}; expected {expected}")

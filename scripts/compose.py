@@ -60,11 +60,12 @@ def expand(sweep: str) -> list[list[str]]:
 
 
 def _arms(data: dict[str, Any]) -> dict[str, Any]:
-    """The arms as the tuple that RunConfig holds, each named by its role where it does not fit."""
-    arms = data.get("policies")
-    if not isinstance(arms, dict) or set(arms) != set(ROLES):
-        raise UserError(f"config.policies: expected {', '.join(ROLES)}, each once")
-    return {**data, "policies": [build(PolicyConfig, arms[role], f"config.policies.{role}") for role in ROLES]}
+    """The arms as RunConfig holds them, each named by its role where it does not fit."""
+    arms, roles = data.get("policies"), (*ROLES, "full")
+    if not isinstance(arms, dict) or set(arms) != set(roles):
+        raise UserError(f"config.policies: expected {', '.join(roles)}, each once")
+    built = {role: build(PolicyConfig, arms[role], f"config.policies.{role}") for role in roles}
+    return {**data, "policies": [built[role] for role in ROLES], "full": built["full"]}
 
 
 def _one_line(error: Exception, overrides: Sequence[str]) -> str:

@@ -6,12 +6,16 @@ import pytest
 
 from runs.build import build
 from runs.config import LauncherConfig, ModelConfig, PolicyConfig, ReplayConfig, RunConfig, TaskConfig
+from runs.config_tasks import LongBenchConfig, TasksConfig
 from runs.errors import UserError
 
 CERTIFIED = PolicyConfig("certified", "snapkv", "poisson", "uniform", "hajek", 1, False, 32, 4, 32, 0.25, 0.1)
 TOPK = replace(CERTIFIED, name="topk", design="topk", compensation="none")
 UNIFORM = replace(CERTIFIED, name="uniform", score="constant", certain_share=0.0)
 REPLAY = ReplayConfig((0.125, 0.25, 0.5), 56, 1024, 4, 3, 6, 0, 0.05, 0.25)
+FULL = replace(CERTIFIED, name="full", score="none", design="none", compensation="none")
+LONGBENCH = LongBenchConfig((2048,), 32)
+TASKS = TasksConfig(("planted_facts",), 40, (512,), ("full", "topk aware 0.25"), 1, 1, 0.05, "float32", LONGBENCH)
 RUN = RunConfig(
     "laptop",
     ModelConfig("tiny", "tiny"),
@@ -19,6 +23,9 @@ RUN = RunConfig(
     (CERTIFIED, TOPK, UNIFORM),
     REPLAY,
     LauncherConfig("local"),
+    FULL,
+    TASKS,
+    TASKS,
 )
 
 
@@ -40,11 +47,28 @@ RUN = RunConfig(
         (RUN.launcher, "name", "moon"),
         (RUN, "profile", "phone"),
         (RUN, "policies", (CERTIFIED, TOPK)),
+        (RUN, "full", CERTIFIED),
+        *((TASKS, "tasks", value) for value in ((), ("poetry",), ("planted_facts", "planted_facts"))),
+        (TASKS, "documents", 0),
+        *((TASKS, "ctx_tokens", value) for value in ((), (0,), (512, 512))),
+        *((TASKS, "arms", value) for value in ((), ("full", "full"))),
+        *((TASKS, name, value) for name in ("seed", "text_seed") for value in (-1, 2**63)),
+        *((TASKS, "delta", value) for value in (0.0, 1.0, float("nan"))),
+        (TASKS, "dtype", "float8"),
+        (TASKS, "tasks", ("longbench",)),
+        (LONGBENCH, "ctx_tokens", ()),
+        (LONGBENCH, "sample", 0),
     ],
 )
 def test_a_value_out_of_range_is_refused_and_named(whole: object, name: str, value: object) -> None:
     with pytest.raises(UserError, match=name):
         replace(whole, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["topk aware 0", "poisson sometimes 0.25", "best", "topk aware 0.25 draw 2"])
+def test_an_arm_that_is_none_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(UserError, match=f"arm '{name}'"):
+        replace(TASKS, arms=("full", name))
 
 
 @pytest.mark.parametrize(
