@@ -1,0 +1,203 @@
+"""LongBench v1's protocol up to the token ids: templates, truncation, chat wrapper, split, stop ids (Bai et al. 2024)."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from runs import data
+from runs.data import Tokenizer
+from runs.errors import UserError
+from runs.metrics import FIRST_LINE, METRIC_OF
+
+_TEMPLATES = Path(__file__).parent / "templates"  # THUDM/LongBench 2e00731, MIT, byte for byte
+PROMPTS: dict[str, str] = json.loads((_TEMPLATES / "dataset2prompt.json").read_text(encoding="utf-8"))
+MAX_GEN: dict[str, int] = json.loads((_TEMPLATES / "dataset2maxlen.json").read_text(encoding="utf-8"))
+UNWRAPPED = frozenset({"trec", "triviaqa", "samsum", "lcc", "repobench-p"})
+# Tasks without agnostic arms: what precedes the end of their context already holds all that is asked.
+NO_SPLIT = dict.fromkeys(
+    ("gov_report", "multi_news", "passage_count"), "the template states the whole task before the context"
+) | {"lcc": "what is asked, the code to go on with, is the end of the context itself"}
+TODAY = date(2024, 7, 26)  # what a chat template that asks for the date is told: the prompt must not follow the clock
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the protocol's table; `no_split` says why a task has no question apart from its context."""
+
+    metric: str
+    max_gen: int
+    first_line: bool
+    chat: bool
+    newline_stops: bool
+    no_split: str | None
+
+
+TASKS = {
+    task: Task(
+        METRIC_OF[task], MAX_GEN[task], task in FIRST_LINE, task not in UNWRAPPED, task == "samsum", NO_SPLIT.get(task)
+    )
+    for task in data.TASKS
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model gets it: the first `split` of its ids hold nothing from behind the context.
+
+    split is None where there is no such part, and `reason` says why; wrapped: whether the chat template was applied.
+    """
+
+    task: str
+    ids: tuple[int, ...]
+    split: int | None
+    reason: str | None
+    truncated: bool
+    wrapped: bool
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Greedy decoding of a task: at most max_gen new tokens, until one of `stop` after the first min_new."""
+
+    max_gen: int
+    stop: tuple[int, ...]
+    min_new: int
+
+    def cut(self, ids: Sequence[int]) -> list[int]:
+        """The new tokens before the first stop id, which may be the very first (none of the first min_new stops)."""
+        ends = (i for i, token in enumerate(ids) if i >= self.min_new and token in self.stop)
+        return list(ids[: min(next(ends, self.max_gen), self.max_gen)])
+
+
+def prompt(task: str, row: Mapping[str, Any]) -> str:
+    """The official template filled with a row's `context` and `input`. Raises UserError for another task, or no text."""
+    if task not in TASKS:
+        raise UserError(f"task {task!r}: expected one of {', '.join(TASKS)}")
+    for field in ("context", "input"):
+        if not isinstance(row.get(field), str):
+            raise UserError(f"{task}: a row without text in {field!r}; expected LongBench's fields context and input")
+    return PROMPTS[task].format(**row)
+
+
+def truncate(tokenizer: Tokenizer, text: str, limit: int) -> tuple[str, bool]:
+    """The text, its middle cut out where it has more than `limit` tokens, special ones counted; and whether it was.
+
+    The first and the last int(limit / 2) tokens, each decoded without special tokens, joined with nothing.
+    """
+    head, tail = _halves(tokenizer, text, limit)
+    return head + (tail or ""), tail is not None
+
+
+def check_limit(limit: int, positions: int, model: str) -> None:
+    """Raises UserError, naming the model, for a context limit that is above its positions or leaves no token a half."""
+    if not 2 <= limit <= positions:
+        raise UserError(f"context limit {limit}: {model} has {positions} positions; expected 2 to {positions} tokens")
+
+
+def build(tokenizer: Tokenizer, task: str, row: Mapping[str, Any], limit: int, positions: int) -> Prompt:
+    """The prompt of a row: template, truncation to `limit` tokens, chat wrapper, ids with one BOS, split.
+
+    The chat wrapper (where the task has one and the tokenizer too) comes after the truncation and adds to the length.
+    Raises UserError where ids and new tokens together exceed the model's `positions`.
+    """
+    text = prompt(task, row)
+    (head, tail), end = _halves(tokenizer, text, limit), PROMPTS[task].index("{context}") + len(row["context"])
+    reason = TASKS[task].no_split or (None if row["input"] else "context and input are joined in this row")
+    at: int | None = end if tail is None else _end_of_context(tokenizer, text, end, (head, tail))
+    text, wrapped = head + (tail or ""), TASKS[task].chat and bool(getattr(tokenizer, "chat_template", None))
+    if wrapped:
+        text, at = _wrap(tokenizer, text, at)
+    ids = _ids(tokenizer, text)
+    if len(ids) + MAX_GEN[task] > positions:
+        raise UserError(
+            f"{task}: {len(ids)} tokens of prompt and {MAX_GEN[task]} new ones exceed the model's {positions} positions; "
+            f"expected a context limit of at most {limit - (len(ids) + MAX_GEN[task] - positions)}"
+        )
+    if at is None:
+        reason = reason or "the tokenizer or its chat template rewrites the text, so the context's end is unknown"
+    # A token across the end belongs to the question: the ids that both texts begin with hold only context.
+    pairs = () if reason or at is None else zip(ids, _ids(tokenizer, text[:at]), strict=False)
+    split = None if reason else len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return Prompt(task, tuple(ids), split, reason, tail is not None, wrapped)
+
+
+def stop_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+    """Every id that ends an answer: all of the generation config's (Llama-3 has two) and the tokenizer's own."""
+    found: set[int] = set()
+    for eos in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
+        found |= set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
+    return tuple(sorted(found))
+
+
+def decoding(task: str, tokenizer: Tokenizer, generation_config: Any) -> Decoding:
+    """How the answer to a task is decoded; samsum also ends at a newline, after at least one new token."""
+    stop, newline = stop_ids(tokenizer, generation_config), TASKS[task].newline_stops
+    if newline:
+        stop = tuple(sorted({*stop, tokenizer.encode("\n", add_special_tokens=False)[-1]}))
+    return Decoding(MAX_GEN[task], stop, int(newline))
+
+
+def census(prompts: Iterable[Prompt]) -> dict[str, dict[str, Any]]:
+    """By task: n, the share truncated, and how many have no split for which reason."""
+    by_task: dict[str, list[Prompt]] = {}
+    for one in prompts:
+        by_task.setdefault(one.task, []).append(one)
+    return {
+        task: {
+            "n": len(some),
+            "truncated": sum(one.truncated for one in some) / len(some),
+            "no_split": dict(Counter(one.reason for one in some if one.split is None)),
+        }
+        for task, some in by_task.items()
+    }
+
+
+def _halves(tokenizer: Tokenizer, text: str, limit: int) -> tuple[str, str | None]:
+    """(text, None) where it fits, else the texts of its first and last int(limit / 2) tokens."""
+    if limit < 2:
+        raise UserError(f"context limit {limit}: expected at least 2 tokens")
+    ids, half = tokenizer.encode(text, add_special_tokens=True), int(limit / 2)
+    if len(ids) <= limit:
+        return text, None
+    head, tail = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[len(ids) - half :]))
+    return head, tail
+
+
+def _end_of_context(tokenizer: Tokenizer, text: str, end: int, halves: tuple[str, str]) -> int | None:
+    """Where the context of text[:end] ends in the two halves of the text; None where decoding changed what is sought."""
+    (head, tail), asked = halves, text[end:]
+    for question in (asked, _again(tokenizer, asked)):
+        if tail.endswith(question):  # the rule: the cut lies in the context
+            return len(head) + len(tail) - len(question)
+    if text[:end].startswith(head.rstrip("\ufffd")) and asked.endswith(tail.lstrip("\ufffd")):
+        return len(head)  # the context's end and the question's beginning were cut out
+    return end if head.startswith(text[:end]) else None
+
+
+def _again(tokenizer: Tokenizer, text: str) -> str:
+    """The text as this tokenizer gives it back: some put spaces right, or lower the case."""
+    return tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=True)
+
+
+def _wrap(tokenizer: Any, text: str, at: int | None) -> tuple[str, int | None]:
+    """The text inside the chat template, and where character `at` of it is there; templates may strip the text."""
+    messages, when = [{"role": "user", "content": text}], TODAY.strftime
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, strftime_now=when)
+    core, blank = text.strip(), len(text) - len(text.lstrip())
+    start = whole.find(core)
+    return whole, None if at is None or start < 0 else start + min(max(at - blank, 0), len(core))
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids with what this tokenizer puts in front, unless the text brings its BOS; nothing is put behind."""
+    plain, bos = tokenizer.encode(text, add_special_tokens=False), getattr(tokenizer, "bos_token_id", None)
+    if bos is not None and plain[:1] == [bos]:
+        return plain
+    full = tokenizer.encode(text, add_special_tokens=True)
+    starts = range(len(full) - len(plain) + 1)
+    return full[: next((i for i in starts if full[i : i + len(plain)] == plain), starts[-1]) + len(plain)]
