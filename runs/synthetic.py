@@ -1,0 +1,161 @@
+"""Synthetic tasks of any length in the model's own tokens: facts planted in real text, and questions on them. No torch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from runs.chat import Prompt, prompt_of
+from runs.data import Tokenizer, text_sha256
+from runs.errors import UserError
+from runs.examples import Example, Request
+from runs.filler import filler_words, plant, shuffled
+
+NAMES = """Alice Boris Clara Dmitri Elena Felix Greta Hassan Ingrid Jonas Karin Leon Maria Nadia Oscar Paula Quentin Rosa
+Stefan Tamara Ursula Viktor Wanda Xavier Yusuf Zelda Amir Bianca Carlos Dora Emil Fatima Gustav Helga Igor Julia"""
+PLACES = """kitchen garden cellar harbour museum bakery library chapel stable theatre hospital lighthouse castle tower
+barn workshop gallery windmill monastery orchard"""
+WORDS = """walnut falcon lantern saffron marble copper velvet thistle pepper salmon amber cactus dolphin ginger hammer
+ivory jasmine lemon maple nutmeg olive panda quartz raven sparrow tiger umbrella violin willow zebra banana candle
+carpet cherry coral daisy feather guitar honey kettle ladder mango needle onion pearl pillow potato rabbit ribbon rocket
+saddle silver spider teapot tulip turtle whistle"""
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
+TRIES = 50  # stretches of filler that are tried before a length is refused
+
+
+@dataclass(frozen=True)
+class Quiz:
+    """What is planted, in this order, and what is asked: (kind, question, answers)."""
+
+    intro: str
+    facts: Sequence[str]
+    questions: Sequence[tuple[str, str, tuple[str, ...]]]
+    max_new_tokens: int = 12
+
+
+def make(task: str, tokenizer: Tokenizer, ctx_tokens: int, count: int, seed: int) -> list[Example]:
+    """`count` examples of a synthetic task, each context as long as ctx_tokens allows, chat prefix included.
+
+    Example i is a function of (task, tokenizer, ctx_tokens, seed, i). Raises UserError for a task that is not of TASKS,
+    and where no context of ctx_tokens holds the facts.
+    """
+    if task not in TASKS:
+        raise UserError(f"task {task!r}: expected one of {', '.join(TASKS)}")
+    prompt, start, examples = prompt_of(tokenizer), 0, []
+    rng = Random(f"{task} {ctx_tokens} {seed}")
+    lines, shift = shuffled(rng), rng.random()
+    for i in range(count):
+        quiz = TASKS[task](Random(f"{task} {ctx_tokens} {seed} {i}"))
+        spread = [(shift + (i + k) * GOLDEN) % 1 for k in range(len(quiz.facts))]
+        facts = [((k + spread[k]) / len(spread), fact) for k, fact in enumerate(quiz.facts)]
+        body, start = _body(task, prompt, (quiz.intro, facts), (lines, start), ctx_tokens)
+        examples.append(_example(task, prompt, quiz, body, ctx_tokens))
+    return examples
+
+
+def _body(
+    task: str,
+    prompt: Prompt,
+    planted: tuple[str, Sequence[tuple[float, str]]],
+    filler: tuple[list[str], int],
+    limit: int,
+) -> tuple[str, int]:
+    """The body of a context of at most `limit` tokens, and where in the filler the next one starts."""
+    lines, start = filler
+    lengths = []
+    for first in range(start, start + TRIES):
+        at = first % len(lines)
+        body, used, length = plant(prompt, *planted, lines[at:] + lines[:at], limit)
+        if length <= limit:
+            return body, at + used
+        lengths.append(length)
+    raise UserError(f"task {task}: {limit} tokens are too few for its facts; expected {min(lengths)} or more")
+
+
+def _example(task: str, prompt: Prompt, quiz: Quiz, body: str, ctx_tokens: int) -> Example:
+    return Example(
+        task=task,
+        document=text_sha256(prompt.head + body),
+        ctx_tokens=ctx_tokens,
+        context=prompt.context(body),
+        requests=tuple(Request(kind, prompt.request(text), answers) for kind, text, answers in quiz.questions),
+        metric="contains",
+        max_new_tokens=quiz.max_new_tokens,
+        newline_stops=True,
+    )
+
+
+def _pick(rng: Random, words: str, count: int) -> list[str]:
+    """Different words, none of which the filler has."""
+    return rng.sample([word for word in words.split() if word.lower() not in filler_words()], count)
+
+
+@cache
+def _free(digits: int) -> list[int]:
+    """Numbers of so many digits, none of which the filler has, nor their successors."""
+    return [n for n in range(10 ** (digits - 1), 10**digits - 1) if not {str(n), str(n + 1)} & filler_words()]
+
+
+INTRO = "Read this text and remember the facts in it."
+SHORT = "Answer with the value only."
+
+
+def _planted_facts(rng: Random) -> Quiz:
+    (a, b, c, d, e), (place,), (word,) = _pick(rng, NAMES, 5), _pick(rng, PLACES, 1), _pick(rng, WORDS, 1)
+    locker, door, coins = rng.sample(_free(3), 3)
+    more = rng.randrange(100, 1000 - coins % 900)
+    facts = [
+        f"The password of {a} is {word}.",
+        f"The locker number of {b} is {locker}.",
+        f"{c} left the suitcase in the {place}.",
+        f"The door code of the {place} is {door}.",
+        f"{d} has {coins} coins.",
+        f"{e} has {more} coins.",
+    ]
+    questions = [
+        ("lookup", f"What is the password of {a}? {SHORT}", (word,)),
+        ("lookup", f"What is the locker number of {b}? {SHORT}", (str(locker),)),
+        ("two_hop", f"What is the door code of the place where {c} left the suitcase? {SHORT}", (str(door),)),
+        ("plus_one", f"What is the locker number of {b} plus one? {SHORT}", (str(locker + 1),)),
+        ("reverse", f"Whose password is {word}? {SHORT}", (a,)),
+        ("sum", f"How many coins do {d} and {e} have together? {SHORT}", (str(coins + more),)),
+    ]
+    return Quiz(INTRO, rng.sample(facts, len(facts)), questions)
+
+
+def _single_needle(rng: Random) -> Quiz:
+    (word,), (number,) = _pick(rng, WORDS, 1), rng.sample(_free(5), 1)
+    question = f"What is the magic number for {word}? {SHORT}"
+    return Quiz(INTRO, [f"The magic number for {word} is {number}."], [("single_needle", question, (str(number),))])
+
+
+def _multi_key_needle(rng: Random) -> Quiz:
+    words, numbers = _pick(rng, WORDS, 4), rng.sample(_free(5), 4)
+    facts = [f"The magic number for {word} is {number}." for word, number in zip(words, numbers, strict=True)]
+    asked = rng.randrange(4)
+    question = f"What is the magic number for {words[asked]}? {SHORT}"
+    return Quiz(INTRO, facts, [("multi_key_needle", question, (str(numbers[asked]),))])
+
+
+def _key_value_retrieval(rng: Random) -> Quiz:
+    keys, values = rng.sample(_free(4), 6), rng.sample(_free(5), 6)
+    pairs = ", ".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
+    asked = rng.randrange(6)
+    question = f'What is the value of the key "{keys[asked]}" in the JSON data? {SHORT}'
+    return Quiz(INTRO, [f"JSON data: {{{pairs}}}"], [("key_value_retrieval", question, (str(values[asked]),))])
+
+
+def _variable_tracking(rng: Random) -> Quiz:
+    a, b, c = ("".join(rng.sample("BCDFGHJKLMNPQRSTVWXZ", 3)) for _ in range(3))
+    (value,) = rng.sample(_free(5), 1)
+    facts = [f"VAR {a} = {value}.", f"VAR {b} = VAR {a}.", f"VAR {c} = VAR {b}."]
+    return Quiz(INTRO, facts, [("variable_tracking", f"What is the value of VAR {c}? {SHORT}", (str(value),))])
+
+
+TASKS: dict[str, Callable[[Random], Quiz]] = {
+    "planted_facts": _planted_facts,
+    "single_needle": _single_needle,
+    "multi_key_needle": _multi_key_needle,
+    "key_value_retrieval": _key_value_retrieval,
+    "variable_tracking": _variable_tracking,
+}
