@@ -72,7 +72,7 @@ def score(task: str, prediction: str, answers: Sequence[str], all_classes: Seque
                         "//" or backtick; rapidfuzz's ratio, not rounded
     Raises UserError for an unknown task, or a prediction, answers or classes of the wrong form.
     """
-    _check(task, prediction, answers, all_classes)
+    check(task, prediction, answers, all_classes)
     official_text = fixed_text = prediction
     if task in FIRST_LINE:
         official_text = prediction.lstrip("\n").split("\n")[0]
@@ -100,7 +100,8 @@ def contains(prediction: str, answers: Sequence[str]) -> float:
     return sum(bool(re.search(pattern, prediction.lower())) for pattern in patterns) / len(answers)
 
 
-def _check(task: str, prediction: Any, answers: Any, all_classes: Any) -> None:
+def check(task: str, prediction: Any, answers: Any, all_classes: Any) -> None:
+    """Raises UserError where `score` cannot take these: unknown task, no text, no answers, none of the task's form."""
     if task not in METRIC_OF:
         raise UserError(f"task {task!r}: expected one of {', '.join(METRIC_OF)}")
     _check_texts(prediction, answers)
