@@ -1,0 +1,86 @@
+"""Score a folder of LongBench predictions in the official format. python -m scripts.score FOLDER [--json]"""
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from runs.errors import UserError
+from runs.metrics import METRIC_OF, Score, backends, score
+from runs.sources import is_folder, user_path
+from scripts import _cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print each task's official and corrected score, 100 * mean with 2 decimals, and how often the scorer raised."""
+    parser = ArgumentParser("scripts.score", description=__doc__)
+    parser.add_argument("folder", help="task.jsonl files (qasper.jsonl ...) with pred, answers, all_classes a line")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    arguments = parser.parse_args(argv)
+    found = {path.stem: _task(path) for path in task_files(user_path(arguments.folder, "folder"))}
+    print(json.dumps(found, indent=1) if arguments.json else "\n".join(_table(found)))
+    return 0
+
+
+def task_files(folder: Path) -> list[Path]:
+    """The .jsonl files of a folder, by name. Raises UserError where there is none, or one of no task of the 16."""
+    if not is_folder(folder):
+        raise UserError(f"{folder}: no such folder; expected one with predictions such as qasper.jsonl")
+    files = sorted(folder.glob("*.jsonl"))
+    unknown = [path.name for path in files if path.stem not in METRIC_OF]
+    if unknown:
+        raise UserError(
+            f"{folder}: no such tasks: {', '.join(unknown)}; the 16 English ones are {', '.join(METRIC_OF)}"
+        )
+    if not files:
+        raise UserError(f"{folder}: no .jsonl file; expected predictions such as qasper.jsonl")
+    return files
+
+
+def _task(path: Path) -> dict[str, Any]:
+    scores = list(_scores(path))
+    if not scores:
+        raise UserError(f"{path}: no predictions; expected one JSON object a line")
+    return {
+        "official": round(100 * sum(one.official for one in scores) / len(scores), 2),
+        "corrected": round(100 * sum(one.corrected for one in scores) / len(scores), 2),
+        "n": len(scores),
+        "scorer_exceptions": sum(one.scorer_exception for one in scores),
+    }
+
+
+def _scores(path: Path) -> Iterator[Score]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _score(f"{path}:{number}", path.stem, line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+
+
+def _score(where: str, task: str, line: str) -> Score:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:  # also numbers and nesting beyond what Python reads
+        raise UserError(f"{where}: broken JSON ({error}); expected one object a line") from error
+    if not isinstance(row, dict) or not {"pred", "answers"} <= row.keys():
+        raise UserError(f"{where}: expected an object with pred and answers (and all_classes, for trec)")
+    try:
+        return score(task, row["pred"], row["answers"], row.get("all_classes"))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _table(found: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [f"{'task':<20} {'official':>8} {'corrected':>9} {'n':>5} {'scorer exceptions':>17}"]
+    for task, row in found.items():
+        numbers = f"{row['official']:>8.2f} {row['corrected']:>9.2f} {row['n']:>5} {row['scorer_exceptions']:>17}"
+        lines.append(f"{task:<20} {numbers}")
+    return [*lines, "scored by " + ", ".join(f"{name} {version}" for name, version in backends().items())]
+
+
+if __name__ == "__main__":
+    sys.exit(_cli.run(main))
