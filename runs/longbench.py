@@ -4,12 +4,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from runs import data
+from runs.chat import FIXED
 from runs.data import Tokenizer
 from runs.errors import UserError
 from runs.metrics import FIRST_LINE, METRIC_OF
@@ -22,7 +24,6 @@ UNWRAPPED = frozenset({"trec", "triviaqa", "samsum", "lcc", "repobench-p"})
 NO_SPLIT = dict.fromkeys(
     ("gov_report", "multi_news", "passage_count"), "the template states the whole task before the context"
 ) | {"lcc": "what is asked, the code to go on with, is the end of the context itself"}
-TODAY = date(2024, 7, 26)  # what a chat template that asks for the date is told: the prompt must not follow the clock
 
 
 @dataclass(frozen=True)
@@ -186,8 +187,13 @@ def _again(tokenizer: Tokenizer, text: str) -> str:
 
 def _wrap(tokenizer: Any, text: str, at: int | None) -> tuple[str, int | None]:
     """The text inside the chat template, and where character `at` of it is there; templates may strip the text."""
-    messages, when = [{"role": "user", "content": text}], TODAY.strftime
-    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, strftime_now=when)
+    messages = [{"role": "user", "content": text}]
+    try:
+        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **FIXED)
+    except (TemplateError, ValueError, TypeError) as error:
+        raise UserError(
+            f"the model's chat template fails: {str(error)[:200]}; expected one for a user message"
+        ) from error
     core, blank = text.strip(), len(text) - len(text.lstrip())
     start = whole.find(core)
     return whole, None if at is None or start < 0 else start + min(max(at - blank, 0), len(core))
