@@ -8,10 +8,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from runs import data
-from runs.chat import FIXED
+from runs.chat import render
 from runs.data import Tokenizer
 from runs.errors import UserError
 from runs.metrics import FIRST_LINE, METRIC_OF
@@ -187,13 +185,7 @@ def _again(tokenizer: Tokenizer, text: str) -> str:
 
 def _wrap(tokenizer: Any, text: str, at: int | None) -> tuple[str, int | None]:
     """The text inside the chat template, and where character `at` of it is there; templates may strip the text."""
-    messages = [{"role": "user", "content": text}]
-    try:
-        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **FIXED)
-    except (TemplateError, ValueError, TypeError) as error:
-        raise UserError(
-            f"the model's chat template fails: {str(error)[:200]}; expected one for a user message"
-        ) from error
+    whole = render(tokenizer, text)
     core, blank = text.strip(), len(text) - len(text.lstrip())
     start = whole.find(core)
     return whole, None if at is None or start < 0 else start + min(max(at - blank, 0), len(core))
