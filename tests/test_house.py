@@ -28,7 +28,8 @@ PACKAGES = ("cert", "runs", "analysis", "scripts")
 # ---------------------------------------------------------------- layout and size
 
 # scripts: 800 was meant for eight entry points; there are fifteen commands, each with its arguments, help and --json.
-LINES_OF_FLOOR = {"cert": 3000, "runs": 3000, "analysis": 2000, "scripts": 1200}
+# analysis: 2,000 was meant for claims 1 and 2; claims 3 to 7 and two extensions each bring an estimand and a figure.
+LINES_OF_FLOOR = {"cert": 3000, "runs": 3000, "analysis": 2450, "scripts": 1200}
 # Counted apart from the harness they serve: the registered claims, their digests, the freeze and its deviations.
 REGISTRATION = {f"runs/{name}.py" for name in ("registry", "digests", "lock", "prereg", "build")}
 LINES_OF_REGISTRATION = 800
