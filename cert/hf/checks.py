@@ -10,13 +10,15 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from cert.errors import CertError
-from cert.hf.attention import own_implementation
+from cert.hf.arguments import check_ids
+from cert.hf.attention import NAME, own_implementation
 from cert.hf.cache import FULL, CertifiedCache, layer_types
 from cert.hf.call import CACHE_NAMES
 from cert.hf.state import OPEN
 
 LAYERS = {FULL, "sliding_attention", "chunked_attention"}
 MODES = {"greedy_search", "sample"}
+OTHER_ROWS = {"diffllama", "idefics", "jetmoe"}  # they change keys or values between the cache and the attention
 BARE = {"custom_generate": "a custom generation loop", "assistant_model": "assisted decoding"}
 
 
@@ -46,6 +48,8 @@ def check_model(model: PreTrainedModel) -> None:
     for what in ("attn_logit_softcapping", "use_bidirectional_attention"):
         if getattr(config, what, None):
             raise CertError(f"{name}: {what} is set, which the retained attention does not support")
+    if getattr(config, "kv_lora_rank", None):
+        raise CertError(f"{name}: latent attention (MLA), whose cache holds neither keys nor values")
     _check_modules(model, name, len(kinds))
 
 
@@ -53,10 +57,14 @@ def _check_modules(model: PreTrainedModel, name: str, layers: int) -> None:
     modules = attention_modules(model)
     if {module.layer_idx for module in modules} != set(range(layers)):
         raise CertError(f"{name}: found attention modules for {len(modules)} of {layers} layers")
+    if model.config.model_type in OTHER_ROWS:
+        raise CertError(f"{name}: its attention reads other keys or values than its cache returns")
     if any(hasattr(module, "sinks") for module in modules):
         raise CertError(f"{name}: learned sink logits, which the retained attention does not support")
     for module in modules:
         before = module.config._attn_implementation
+        if before == NAME:
+            raise CertError(f"{name}: shares its config with a model in another certified() session")
         own_implementation(module, before)
         if before not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
             raise CertError(f"{name}: attention {before!r} has no mask function to delegate to")
@@ -127,8 +135,7 @@ def check_full_ids(ids: Tensor, cache: CertifiedCache) -> None:
         return
     if ids.shape[1] <= cache.length or not torch.equal(ids[:, : cache.length].cpu(), cache.ids):
         raise CertError(
-            f"generate with a cache of {cache.length} tokens: expected the full ids, beginning with those tokens, and "
-            f"at least one more; got {ids.shape[1]}"
+            f"generate from a cache of {cache.length} tokens: expected the full ids, these and more; got {ids.shape[1]}"
         )
 
 
@@ -136,6 +143,4 @@ def prompt_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The token ids [batch, n] generate() was called with."""
     ids = args[0] if args else kwargs.get("inputs")
     ids = kwargs.get("input_ids") if ids is None else ids
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.numel() == 0:
-        raise CertError("generate: expected input_ids, a tensor [batch, n] of at least one token")
-    return ids
+    return check_ids("generate", ids)

@@ -6,11 +6,16 @@ from oracle import tiny, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 
 from cert.errors import CertError
-from cert.hf import CertifiedCache, certified
+from cert.hf import CertifiedCache, certified, checks
 from cert.policy import Policy
 
 POLICY = Policy.preset("certified", budget=0.4)
 IDS = tokens(80)
+
+
+LATENT = {"num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8,
+          "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 1, "n_group": 1,
+          "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1}  # fmt: skip
 
 
 def other(kind: str, **changes: object) -> torch.nn.Module:
@@ -25,6 +30,10 @@ def other(kind: str, **changes: object) -> torch.nn.Module:
         (lambda: other("mistral", sliding_window=16), "every layer is sliding"),
         (lambda: other("gemma2"), "attn_logit_softcapping"),
         (lambda: other("gpt_oss", num_local_experts=2, num_experts_per_tok=1), "sink"),
+        (lambda: other("diffllama"), "other keys or values"),
+        (lambda: other("jetmoe", kv_channels=8, num_local_experts=2, num_experts_per_tok=1), "other keys or values"),
+        (lambda: other("deepseek_v3", **LATENT), "latent attention"),
+        (lambda: other("minicpm3", **LATENT), "latent attention"),
         (lambda: other("bloom", hidden_size=32, n_head=4, n_layer=2), "attention interface"),
         (lambda: tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
     ],
@@ -161,8 +170,10 @@ def test_classifier_free_guidance() -> None:
         model.generate(IDS, max_new_tokens=3, guidance_scale=1.5)
 
 
-def test_values_that_are_not_the_cache_s() -> None:
+def test_values_that_are_not_the_cache_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What checks.py does not know by name is refused in the first forward."""
     model = other("diffllama")
+    monkeypatch.setattr(checks, "OTHER_ROWS", set())
     with torch.no_grad(), certified(model, POLICY), pytest.raises(CertError, match="keys or values"):
         model.generate(IDS % 128, max_new_tokens=3, do_sample=False)
 
