@@ -103,9 +103,9 @@ def test_a_left_padded_batch_and_a_document_for_two() -> None:
     with certified(model, POLICY, document="one") as session:
         with pytest.raises(CertError, match="padding"):
             model.generate(IDS.expand(2, -1), attention_mask=mask, max_new_tokens=3)
-        session.prefill(IDS.expand(2, -1))
         with pytest.raises(CertError, match="batch of 2"):
-            session.compress()
+            session.prefill(IDS.expand(2, -1))
+        assert session.cache is None and session.prefill_tokens == 0
 
 
 def test_the_cache_cannot_be_rolled_back_nor_reordered() -> None:
