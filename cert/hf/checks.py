@@ -129,6 +129,17 @@ def check_cache(cache: Any, owned: Container[Any]) -> CertifiedCache | None:
     return None
 
 
+def check_like(cache: CertifiedCache, like: CertifiedCache | None) -> None:
+    """Equal counts need a top-k policy, not compressed yet, and another cache compressed at the same length."""
+    if like is None:
+        return
+    name, first = cache.policy.design, "compress(like=...)"
+    require(name == "topk", f"{first} under design {name!r}: expected 'topk', whose counts can be set")
+    require(not cache.events, f"{first}: expected a cache that was not compressed before")
+    same = isinstance(like, CertifiedCache) and like.events == [cache.length] == [like.length]
+    require(same, f"{first}: expected a certified cache compressed once, at its end, at {cache.length} tokens")
+
+
 def check_full_ids(ids: Tensor, cache: CertifiedCache) -> None:
     """Continuing needs the full ids: those the cache was fed, and at least one more."""
     if cache.ids is None:

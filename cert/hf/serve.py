@@ -98,6 +98,7 @@ class Serving(State):
         what = f"document {options.document!r} for a batch of {rows}: expected None (each row's own SHA-256)"
         checks.require(options.document is None or rows == 1, what)
         cache = CertifiedCache(self.model.config, self._policy, options.audit, often, options.arms)
+        cache.terms.signals = options.signals
         self._owned.add(cache)
         self._begin(rows, cache)
         return cache
@@ -130,8 +131,8 @@ class Serving(State):
             return every is not None and cache.length - cache.events[-1] >= every
         return new == 1 if self._prompt is None else cache.length >= self._prompt
 
-    def _compress(self, cache: CertifiedCache) -> None:
-        compress(cache, self.options.seed, self.options.document, self._smaller)
+    def _compress(self, cache: CertifiedCache, like: CertifiedCache | None = None) -> None:
+        compress(cache, self.options.seed, self.options.document, self._smaller, like)
 
     def _current(self) -> CertifiedCache:
         """The cache to go on with; refused where a forward of another one came between."""

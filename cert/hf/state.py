@@ -26,6 +26,7 @@ class Options:
     compress_every: int | None = None
     callback: Callback | None = None
     arms: tuple[Policy, ...] = ()
+    signals: bool = False
 
     def __post_init__(self) -> None:
         for name, (holds, what) in OPTIONS.items():
@@ -46,6 +47,7 @@ class Block:
     exact: Tensor
     undefined: Tensor
     err: Tensor | None
+    entropy: Tensor | None  # of the retained attention, with signals; None where nothing was evicted
 
 
 @dataclass
