@@ -1,6 +1,7 @@
 """What happens at each forward and generate() of a session: whose cache it is, when it is compressed, what is counted."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -14,6 +15,7 @@ from cert.hf.call import CACHE_NAMES, Call, given_cache, random_state, without_c
 from cert.hf.compress import compress
 from cert.hf.plans import Plans
 from cert.hf.state import OPEN, Options, State
+from cert.hf.together import Row, Together
 
 
 class Serving(State):
@@ -57,6 +59,7 @@ class Serving(State):
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
         """Swap an empty cache for ours, and compress before the token that follows the prefill."""
+        self.batch = None
         kwargs = dict(zip(self._parameters, args, strict=False)) | kwargs
         given, kwargs = given_cache(kwargs), without_cache(kwargs)
         if self._plain:
@@ -72,6 +75,11 @@ class Serving(State):
         weights = self._wants(kwargs, "output_attentions")
         checks.require(not weights, "output_attentions: evicted rows have no weights, so that none are returned")
         ids = arguments.check_ids("forward", kwargs.get("input_ids"))
+        if isinstance(given, Together):
+            self._check_rows(given.rows)
+            given.feed(ids)
+            self.batch = given
+            return (), kwargs | {self._keyword: given}
         cache = checks.check_cache(given, self._owned)
         seen = 0 if cache is None else cache.length
         arguments.check_mask(kwargs.get("attention_mask"), len(ids), seen + ids.shape[1])
@@ -87,6 +95,12 @@ class Serving(State):
         cache.feed(ids)
         self.running = cache
         return (), kwargs | {self._keyword: cache}
+
+    def _check_rows(self, rows: Sequence[Row | None]) -> None:
+        checks.require(self.options.compress_every is None, "together: compress_every would part caches of one length")
+        for row in rows:
+            if row is not None:
+                checks.check_cache(row.cache, self._owned)
 
     def _wants(self, kwargs: dict[str, Any], name: str) -> bool:
         """A flag of a forward, or the config's where it was not given."""

@@ -1,6 +1,7 @@
 """A session on one model: the ordinary generate() runs on a certified cache; in the end all is undone."""
 
 import itertools
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -13,6 +14,7 @@ from cert.hf.attention import give_back, take_over
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import Call
 from cert.hf.serve import Serving
+from cert.hf.together import Row, Together
 from cert.policy import Policy
 
 
@@ -98,6 +100,20 @@ class Session(Serving):
         self._begin(len(source.ids), fork)
         self._conversation, self._talking = fork, True
         return self.cache_kwargs
+
+    def together(self, rows: Sequence[Row], size: int) -> dict[str, Together]:
+        """Go on with several caches at once, one a row: the cache_kwargs of forwards of ids [size, m].
+
+        rows: of row(), compressed, of one length and one row each. Certificates are recorded under their requests.
+        Raises CertError for anything else.
+        """
+        self._require_open()
+        self._check_rows(rows)
+        return {self._keyword: Together(rows, size)}
+
+    def row(self) -> Row:
+        """The session's cache and its request, to go on with later, together with others."""
+        return Row(self._current(), self.request, self.step)
 
     def escalate(self, budget: float) -> Any:
         """Run the last generate() again at a larger budget with the same coins; returns what generate() returns.

@@ -9,6 +9,7 @@ from torch import Tensor
 from cert.certificate import DELTA
 from cert.hf.arguments import OPTIONS, expect
 from cert.hf.cache import CertifiedCache
+from cert.hf.together import Together
 from cert.policy import Policy
 
 Callback = Callable[[dict[str, Any]], Any]
@@ -59,6 +60,7 @@ class State:
     modules: dict[int, Any] = field(default_factory=dict)  # id(attention module) -> module
     cache: CertifiedCache | None = None  # of the last forward
     running: CertifiedCache | None = None  # the cache of the forward under way
+    batch: Together | None = None  # or the caches, one a row
     feeding: bool = False  # session.prefill(): neither compress nor record
     blocks: list[Block] = field(default_factory=list)
     reasons: dict[int, str | None] = field(default_factory=dict)  # request -> why it has no certificate
