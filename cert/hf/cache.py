@@ -170,6 +170,7 @@ class CertifiedCache(Cache):
                 for kind, kwargs in zip(kinds, options, strict=True)
             ]
         )
+        self.last = max(self.compressible)  # number of the last layer that can be compressed
         self.ids: Tensor | None = None  # [batch, length] on the CPU
         self.events: list[int] = []  # logical lengths at which it was compressed
         self.plans: Plans = {}  # what each event decided

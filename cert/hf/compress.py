@@ -86,9 +86,11 @@ def retained_weights(layer: CertifiedLayer, query: Tensor, scale: float, first: 
     """
     assert layer.position is not None
     k, v = layer.stored
-    at = torch.arange(first, first + query.shape[-2], device=query.device)
-    visible = layer.position[:, None] <= at[:, None, None]  # [batch, m, kv_heads, rows]
-    offset = layer.offset()[:, None].masked_fill(~visible, -math.inf)
+    offset = layer.offset()[:, None]
+    if first + 1 < layer.length:  # else it is the last token, which sees all there is
+        at = torch.arange(first, first + query.shape[-2], device=query.device)
+        visible = layer.position[:, None] <= at[:, None, None]  # [batch, m, kv_heads, rows]
+        offset = offset.masked_fill(~visible, -math.inf)
     return retained_attention(query.transpose(1, 2), k[:, None], v[:, None], offset, scale)
 
 
