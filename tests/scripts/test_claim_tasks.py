@@ -190,4 +190,4 @@ def test_the_registered_manifests_are_what_the_generator_makes(monkeypatch, tmp_
         assert len(set(made["documents"])) == sizes.get("tasks", 1) * sizes["documents"]
         registered = json.loads((ROOT / "prereg" / "manifests" / f"{name}.json").read_text())
         same = [made[key] == registered[key] for key in ("tokenizer", "ctx_tokens", "seed", "tasks")]
-        assert all(same) and made["documents"] == registered["documents"] or made["python"] != registered["python"]
+        assert (all(same) and made["documents"] == registered["documents"]) or made["python"] != registered["python"]
