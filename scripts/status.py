@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _cli.settings()
     settings.require_store()
     found = report(settings.store, settings.workers)
-    print(json.dumps(found, indent=1) if as_json else "\n".join(_lines(found, settings.workers)))
+    print(json.dumps(found, indent=1) if as_json else "\n".join(_lines(found, settings)))
     return 0
 
 
@@ -63,13 +63,16 @@ def _plan(store: Store, plan: Plan, workers: int) -> dict[str, Any]:
     }
 
 
-def _lines(found: Mapping[str, Any], workers: int) -> list[str]:
-    lines = []
+def _lines(found: Mapping[str, Any], settings: _cli.Settings) -> list[str]:
+    lines, workers = [], settings.workers
+    asked = {"profile": settings.profile, "request": settings.request}
     for claim, block in found.items():
         lines.append(f"{claim:<12} {block['title']}")
         if not block["plans"]:
             lines.append(
-                f"    no rows yet: make {claim}" if block["runnable"] else "    this version cannot run it yet"
+                f"    no rows yet: {command(claim, asked)}"
+                if block["runnable"]
+                else "    this version cannot run it yet"
             )
         for plan in block["plans"]:
             lines += [f"    {line}" for line in _plan_lines(plan, workers)]
