@@ -10,6 +10,7 @@ from cert.hf import checks
 from cert.hf.cache import CertifiedCache
 from cert.hf.session import Session
 from cert.hf.state import Callback, Options
+from cert.kernels import AUTO
 from cert.policy import Policy
 
 __all__ = ["CertifiedCache", "Session", "certified"]
@@ -26,6 +27,7 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     compress_every: int | None = None,
     callback: Callback | None = None,
     arms: Iterable[Policy] = (),
+    kernel: str = AUTO,
 ) -> Iterator[Session]:
     """Serve this model from certified caches until the block ends, also by an exception; then it is as it was.
 
@@ -33,11 +35,12 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     the coins; document defaults to the SHA-256 of the token ids at the first compression. audit: keep every row ever
     written aside and report the served error. compress_every: once compressed, compress again after so many new tokens
     (streaming, or a cache that outgrows its budget while generating). callback: is given each step's certificate.
-    arms: other policies that a prefilled cache will be forked to: what their scores need is kept as well.
+    arms: other policies that a prefilled cache will be forked to: what their scores need is kept as well. kernel: what
+    serves retained rows, by name (cert.kernels); certificates need the reference.
     Raises CertError, naming what is not supported, before any work.
     """
     checks.check_model(model)
-    session = Session(model, Options(policy, delta, seed, document, audit, compress_every, callback, tuple(arms)))
+    session = Session(model, Options(policy, delta, seed, document, audit, compress_every, callback, tuple(arms), kernel))
     try:
         session._open()
         yield session

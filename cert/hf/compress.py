@@ -88,16 +88,21 @@ def kept_bytes(layer: CertifiedLayer) -> int:
 
 
 def retained_weights(layer: CertifiedLayer, query: Tensor, scale: float, first: int) -> tuple[Tensor, Tensor]:
-    """Attention of m new tokens at positions first.. over the stored rows: (out [batch, m, heads, d], weight).
+    """Attention of m new tokens at positions first.. over the stored rows: (out [batch, m, heads, d], weight)."""
+    k, v = layer.stored
+    offset = visible_offset(layer, query.shape[-2], first)
+    return retained_attention(query.transpose(1, 2), k[:, None], v[:, None], offset, scale, layer.softcap)
+
+
+def visible_offset(layer: CertifiedLayer, m: int, first: int) -> Tensor:
+    """What m new tokens at positions first.. add to their logits [batch, m, kv_heads, rows], -inf where they may not look.
 
     Rows are masked by their logical positions, so it is causal among the new tokens whatever was evicted.
     """
     assert layer.position is not None
-    k, v = layer.stored
-    at = torch.arange(first, first + query.shape[-2], device=query.device)
-    visible = layer.position[:, None] <= at[:, None, None]  # [batch, m, kv_heads, rows]
-    offset = layer.offset()[:, None].masked_fill(~visible, -math.inf)
-    return retained_attention(query.transpose(1, 2), k[:, None], v[:, None], offset, scale)
+    at = torch.arange(first, first + m, device=layer.position.device)
+    visible = layer.position[:, None] <= at[:, None, None]
+    return layer.offset()[:, None].masked_fill(~visible, -math.inf)
 
 
 def pieces(layer: CertifiedLayer, query: Tensor) -> list[tuple[int, Tensor]]:
@@ -131,7 +136,7 @@ def _window_score(layer: CertifiedLayer, pool: int) -> Tensor:
     assert layer.queries is not None
     queries, scale, k = layer.queries, layer.scale, layer.stored[0]
     if layer.log_weight is None:
-        return scores.snapkv(queries, k, scale, pool)
+        return scores.snapkv(queries, k, scale, pool, layer.softcap)
     first = layer.length - queries.shape[2]
     total = torch.zeros(k.shape[:-1], device=k.device)
     for start, piece in pieces(layer, queries):

@@ -16,7 +16,6 @@ from cert.hf.cache import CertifiedCache, CertifiedLayer
 from cert.hf.compress import full_bytes, kept_bytes
 from cert.hf.state import Block, State
 
-KERNEL = ("torch reference", "the only one built: fast kernels are a separate part of the package")
 OFF = "certificates are switched off (delta=None)"
 EQUAL_BUDGETS = 0.01  # arms whose realised budgets differ by more are not at equal budget
 NUMBERS = {"certificate": "radius", "assisted_certificate": "assisted"}
@@ -44,7 +43,7 @@ def served_error(layer: CertifiedLayer, query: Tensor, out: Tensor) -> Tensor:
     """||o_hat - o|| [batch, heads], o over every row ever written, for the query as it was served."""
     if layer.audit is None:
         return torch.zeros(out.shape[:-1], device=out.device)
-    return (full_attention(query, *layer.audit, layer.scale) - out).norm(dim=-1)
+    return (full_attention(query, *layer.audit, layer.scale, layer.softcap) - out).norm(dim=-1)
 
 
 @torch.no_grad()
@@ -168,8 +167,8 @@ def summary(state: State, cache: CertifiedCache, request: int) -> dict[str, Any]
         "prefix_bytes_before": cache.prefix_bytes[0],
         "prefix_bytes_after": cache.prefix_bytes[1],
         **storage_bytes(cache),
-        "kernel": KERNEL[0],
-        "kernel_why": KERNEL[1],
+        "kernel": state.kernel[0],
+        "kernel_why": state.kernel[1],
         "prefill_tokens": state.prefill_tokens,
         "rerun_prefill_tokens": state.rerun_tokens,
     }

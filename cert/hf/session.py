@@ -38,6 +38,7 @@ class Session(State):
 
     def _open(self) -> None:
         self.modules = {id(module): module for module in checks.attention_modules(self.model)}
+        self.kernel = checks.first_kernel(self.model, self)
         OPEN.append(self)
         take_over(self.model, self)
         self._hook = self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)

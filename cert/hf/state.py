@@ -9,6 +9,7 @@ from torch import Tensor
 from cert.certificate import DELTA
 from cert.errors import CertError
 from cert.hf.cache import CertifiedCache
+from cert.kernels import AUTO
 from cert.policy import Policy
 
 Callback = Callable[[dict[str, Any]], Any]
@@ -26,6 +27,7 @@ class Options:
     compress_every: int | None = None
     callback: Callback | None = None
     arms: tuple[Policy, ...] = ()
+    kernel: str = AUTO
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1:
@@ -65,6 +67,11 @@ class State:
     step: int = 0
     prefill_tokens: int = 0
     rerun_tokens: int = 0
+    kernel: tuple[str, str] = ("", "")  # what serves, and why
+
+    def weights(self, policy: Policy) -> bool:
+        """Whether serving needs the attention weights, for h2o's sums or certificates: one kernel for all arms of those."""
+        return policy.score == "h2o" or self.options.delta is not None
 
 
 OPEN: list[State] = []  # the sessions that are open

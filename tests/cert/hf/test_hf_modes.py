@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from oracle import FAMILIES, close, kept_sets, tiny, tokens
+from oracle import FAMILIES, KEYWORD, close, kept_sets, tiny, tokens
 
 from cert import draw
 from cert.errors import CertError
@@ -31,8 +31,8 @@ def loop(model, ids: torch.Tensor, answer: torch.Tensor, cuts: list[int], true: 
     for part in [*ids.tensor_split(cuts, dim=1), *answer.split(1, dim=1)]:
         position = torch.arange(start, start + part.shape[1])[None]
         given = {"position_ids": position} if true else {}
-        out = model(input_ids=part, use_cache=True, cache=cache, **given)
-        cache, start = out.cache, start + part.shape[1]
+        out = model(input_ids=part, use_cache=True, **{KEYWORD: cache}, **given)
+        cache, start = out[KEYWORD], start + part.shape[1]
         found.append(out.logits[:, -1])
     return torch.cat(found[len(cuts) :])
 
