@@ -1,7 +1,6 @@
 """Prompts of a context and a question, in the model's own chat template where it has one. No torch."""
 
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
 
 from jinja2 import TemplateError
@@ -11,9 +10,11 @@ from runs.errors import UserError
 from runs.examples import Ids
 
 MARKER = "[the-message-goes-here]"
-# Some templates print today's date, or ask for a chain of thought: a prompt must not change overnight, and answers are
-# short. Templates that know neither name ignore it.
-FIXED = {"strftime_now": date(2024, 7, 26).strftime, "enable_thinking": False}
+# A prompt must not change overnight: a template that asks for the date is told this one, by a macro in front of it, for
+# transformers hands templates data but no functions.
+DATE = {"%d": "26", "%m": "07", "%Y": "2024", "%b": "Jul", "%B": "July"}
+CLOCK = "".join(f" | replace('{code}', '{text}')" for code, text in DATE.items())
+CLOCK = f"{{%- macro strftime_now(form) -%}}{{{{ form{CLOCK} }}}}{{%- endmacro %}}{{{{ '' }}}}"
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,25 @@ def prompt_of(tokenizer: Tokenizer) -> Prompt:
     return Prompt(tokenizer, chat, head, tail, (bos,) if bos is not None and adds and not written else ())
 
 
-def _around_message(tokenizer: Any) -> tuple[str, str]:
-    messages = [{"role": "user", "content": MARKER}]
+def render(tokenizer: Any, message: str) -> str:
+    """The chat template's text around a user's message, up to where the answer begins, on a fixed date.
+
+    Answers are short, so no chain of thought where a template can leave it out. Raises UserError where it fails.
+    """
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **FIXED)
+        template = CLOCK + tokenizer.get_chat_template()
+        messages = [{"role": "user", "content": message}]
+        return tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
     except (TemplateError, ValueError, TypeError) as error:
         raise UserError(
             f"the model's chat template fails: {str(error)[:200]}; expected one for a user message"
         ) from error
-    head, *tails = text.split(MARKER)
+
+
+def _around_message(tokenizer: Any) -> tuple[str, str]:
+    head, *tails = render(tokenizer, MARKER).split(MARKER)
     if len(tails) != 1:
         raise UserError(f"the model's chat template writes the user's message {len(tails)} times; expected once")
     return head, tails[0]

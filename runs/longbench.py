@@ -4,14 +4,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from runs import data
-from runs.chat import FIXED
+from runs.chat import render
 from runs.data import Tokenizer
 from runs.errors import UserError
 from runs.metrics import FIRST_LINE, METRIC_OF
@@ -24,6 +23,7 @@ UNWRAPPED = frozenset({"trec", "triviaqa", "samsum", "lcc", "repobench-p"})
 NO_SPLIT = dict.fromkeys(
     ("gov_report", "multi_news", "passage_count"), "the template states the whole task before the context"
 ) | {"lcc": "what is asked, the code to go on with, is the end of the context itself"}
+JOINED = "context and input are joined in this row"
 
 
 @dataclass(frozen=True)
@@ -108,23 +108,30 @@ def build(tokenizer: Tokenizer, task: str, row: Mapping[str, Any], limit: int, p
     """
     text = prompt(task, row)
     (head, tail), end = _halves(tokenizer, text, limit), PROMPTS[task].index("{context}") + len(row["context"])
-    reason = TASKS[task].no_split or (None if row["input"] else "context and input are joined in this row")
     at: int | None = end if tail is None else _end_of_context(tokenizer, text, end, (head, tail))
     text, wrapped = head + (tail or ""), TASKS[task].chat and bool(getattr(tokenizer, "chat_template", None))
     if wrapped:
         text, at = _wrap(tokenizer, text, at)
     ids = _ids(tokenizer, text)
-    if len(ids) + MAX_GEN[task] > positions:
+    if (over := len(ids) + MAX_GEN[task] - positions) > 0:
         raise UserError(
             f"{task}: {len(ids)} tokens of prompt and {MAX_GEN[task]} new ones exceed the model's {positions} positions; "
-            f"expected a context limit of at most {limit - (len(ids) + MAX_GEN[task] - positions)}"
+            f"expected a context limit of at most {min(limit, len(ids)) - over}"
         )
-    if at is None:
-        reason = reason or "the tokenizer or its chat template rewrites the text, so the context's end is unknown"
-    # A token across the end belongs to the question: the ids that both texts begin with hold only context.
-    pairs = () if reason or at is None else zip(ids, _ids(tokenizer, text[:at]), strict=False)
-    split = None if reason else len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    split, reason = None, TASKS[task].no_split or (None if row["input"] else JOINED)
+    if reason is None:
+        split, reason = _split(tokenizer, text, at, ids)
     return Prompt(task, tuple(ids), split, reason, tail is not None, wrapped)
+
+
+def _split(tokenizer: Tokenizer, text: str, at: int | None, ids: list[int]) -> tuple[int | None, str | None]:
+    """How many of the text's ids hold only what comes before character `at`, or None and why that is unknown."""
+    if at is None:
+        return None, "the tokenizer or its chat template rewrites the text, so the context's end is unknown"
+    # Both texts begin alike, so their ids do, up to a token across the end: that one belongs to the question.
+    pairs = zip(ids, _ids(tokenizer, text[:at]), strict=False)
+    alike = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return (alike, None) if alike < len(ids) else (None, "the truncation left no token of the question")
 
 
 def stop_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
@@ -171,13 +178,16 @@ def _halves(tokenizer: Tokenizer, text: str, limit: int) -> tuple[str, str | Non
 
 def _end_of_context(tokenizer: Tokenizer, text: str, end: int, halves: tuple[str, str]) -> int | None:
     """Where the context of text[:end] ends in the two halves of the text; None where decoding changed what is sought."""
-    (head, tail), asked = halves, text[end:]
-    for question in (asked, _again(tokenizer, asked)):
-        if tail.endswith(question):  # the rule: the cut lies in the context
-            return len(head) + len(tail) - len(question)
-    if text[:end].startswith(head.rstrip("\ufffd")) and asked.endswith(tail.lstrip("\ufffd")):
-        return len(head)  # the context's end and the question's beginning were cut out
-    return end if head.startswith(text[:end]) else None
+    head, tail = halves
+    for again in (str, partial(_again, tokenizer)):
+        context, asked = again(text[:end]), again(text[end:])
+        if tail.endswith(asked):  # the rule: the cut lies in the context
+            return len(head) + len(tail) - len(asked)
+        if head.startswith(context):
+            return len(context)
+        if context.startswith(head.rstrip("\ufffd")) and asked.endswith(tail.lstrip("\ufffd")):
+            return len(head)  # the cut took the context's end and the question's beginning
+    return None
 
 
 def _again(tokenizer: Tokenizer, text: str) -> str:
@@ -187,23 +197,15 @@ def _again(tokenizer: Tokenizer, text: str) -> str:
 
 def _wrap(tokenizer: Any, text: str, at: int | None) -> tuple[str, int | None]:
     """The text inside the chat template, and where character `at` of it is there; templates may strip the text."""
-    messages = [{"role": "user", "content": text}]
-    try:
-        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **FIXED)
-    except (TemplateError, ValueError, TypeError) as error:
-        raise UserError(
-            f"the model's chat template fails: {str(error)[:200]}; expected one for a user message"
-        ) from error
+    whole = render(tokenizer, text)
     core, blank = text.strip(), len(text) - len(text.lstrip())
     start = whole.find(core)
     return whole, None if at is None or start < 0 else start + min(max(at - blank, 0), len(core))
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids with what this tokenizer puts in front, unless the text brings its BOS; nothing is put behind."""
-    plain, bos = tokenizer.encode(text, add_special_tokens=False), getattr(tokenizer, "bos_token_id", None)
-    if bos is not None and plain[:1] == [bos]:
-        return plain
-    full = tokenizer.encode(text, add_special_tokens=True)
-    starts = range(len(full) - len(plain) + 1)
-    return full[: next((i for i in starts if full[i : i + len(plain)] == plain), starts[-1]) + len(plain)]
+    """Token ids, after what this tokenizer puts in front of a text unless the text brings it; nothing is put behind."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    plain, full = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    front = full[: full.index(plain[0])]
+    return ids if ids[: len(front)] == front else front + ids
