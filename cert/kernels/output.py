@@ -1,6 +1,7 @@
 """Kernels in plain PyTorch that return the output alone: scaled_dot_product_attention, eager, FlexAttention."""
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,12 +40,15 @@ def flex(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, scale: float, softcap:
     from torch.nn.attention.flex_attention import flex_attention
 
     group = q.shape[1] // k.shape[1]
-
-    def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return capped(score, softcap) + offset[b, h // group, i, j]
-
+    cap = softcap or 1.0
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        out = flex_attention(q, k, v, score_mod=modified, scale=scale, enable_gqa=True)
-    assert isinstance(out, Tensor)
+        out: Any = flex_attention(  # dynamo traces the lambda, so it calls nothing of ours
+            q,
+            k,
+            v,
+            lambda s, b, h, i, j: (cap * torch.tanh(s / cap) if softcap else s) + offset[b, h // group, i, j],
+            scale=scale,
+            enable_gqa=True,
+        )
     return out.transpose(1, 2)
