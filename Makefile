@@ -13,6 +13,7 @@
 ##   make freeze         write a new LOCK, while no registered rows exist
 ##   make setup          .venv and everything in it; every other command does it when needed
 ##   make test           the whole test suite
+##   make test-matrix    the tests of cert.hf with the newest and the oldest transformers that pyproject.toml allows
 ##   make check          lint, format, types, import floors
 ##   make help           this page
 ##
@@ -40,7 +41,7 @@ EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
 COMMANDS := claims status plan explain gc readme verify freeze
-.PHONY: help setup test check $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
+.PHONY: help setup test test-matrix check $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.
 unknown := $(firstword $(filter-out $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
@@ -71,6 +72,17 @@ $(COMMANDS): .venv/ready
 
 test: .venv/ready
 	@$(PY) -m pytest -q
+
+test-matrix: .venv-matrix/ready
+	$(PY) -m pytest -q tests/cert/hf
+	.venv-matrix/bin/python -m pytest -q tests/cert/hf
+
+# Sees everything in .venv (torch above all) except what it has in another version.
+.venv-matrix/ready: .venv/ready requirements.oldest
+	@$(PY) -m venv --clear --without-pip .venv-matrix
+	@echo ../../../../.venv/lib/python3.11/site-packages > .venv-matrix/lib/python3.11/site-packages/base.pth
+	@$(PY) -m pip --python .venv-matrix/bin/python install -q --progress-bar off --ignore-installed --no-deps -r requirements.oldest
+	@touch $@
 
 check: .venv/ready
 	$(PY) -m ruff check .

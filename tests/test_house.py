@@ -191,6 +191,15 @@ def test_every_direct_dependency_has_a_reason() -> None:
             assert re.search(r"# \w+", line), line
 
 
+def test_the_oldest_transformers_is_the_one_the_matrix_runs() -> None:
+    """Both ends of the declared range are run: the lower is pinned in requirements.oldest, the upper in the lock."""
+    (need,) = (need for need in direct() if need.name == "transformers")
+    oldest = dict(line.split("==") for line in (ROOT / "requirements.oldest").read_text().splitlines() if "==" in line)
+    newest, ends = pins()["transformers"], {spec.operator: spec.version for spec in need.specifier}
+    assert ends == {">=": oldest["transformers"].removesuffix(".0"), "<": f"5.{int(newest.split('.')[1]) + 1}"}
+    assert need.specifier.contains(oldest["transformers"]) and "torch" not in oldest
+
+
 def accepts(spec: str, version: str) -> bool:
     """Whether conda would take this version for this line of environment.yml."""
     return VersionSpec(MatchSpec(spec).version or "*").matches(Version(version))

@@ -2,7 +2,7 @@
 
 # Each passes the oracle of tests/cert/hf/test_hf_families.py in every mode; docs/models.md says what they are.
 TESTED = frozenset(
-    """apertus arcee bitnet cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox granite
+    """apertus arcee bitnet cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 gpt_neox granite
     granitemoe helium hunyuan_v1_dense internlm3 llama llama4_text ministral mistral mixtral nemotron olmo olmo2 olmo3
     olmoe opt phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2 vaultgemma""".split()
 )
