@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ def judged(
     where = Store(store or root / "runs" / "store")
     plan = where.read_plan(claim.grid, profile, request)
     rows = _rows(where, plan, accepted.grids)
-    strata, beside = _measured(claim, rules, rows)
-    tally = _tally(_registered(registry, claim, profile, request), plan, rows, bool(request.get("args")))
+    strata, beside = _measured(claim, rules, rows, registry.grids[claim.grid].kind)
+    tally = _tally(_registered(registry, claim, profile, request, plan), plan, rows, bool(request.get("args")))
     verdict = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
     kill = kill_level(rules, strata)
     versions = frames.code_versions(where, plan) if plan else 0
@@ -85,12 +85,16 @@ def judged(
     return Judged(plain, rows)
 
 
-def _measured(claim: Claim, rules: Rules, rows: pd.DataFrame | None) -> tuple[Sequence[Stratum], Mapping[str, Any]]:
-    ok = None if rows is None else rows[rows["status"] == "ok"]
-    if ok is None or ok.empty or not claim.judging:
+def _measured(
+    claim: Claim, rules: Rules, rows: pd.DataFrame | None, kind: str
+) -> tuple[Sequence[Stratum], Mapping[str, Any]]:
+    """Measure the rows that are ok; on requests all of them, since pairs with a failed member are counted there."""
+    known = None if rows is None else rows if kind == "tasks" else rows[rows["status"] == "ok"]
+    if known is None or known.empty or not claim.judging:
         return [], {}
     estimand = import_module(f"analysis.estimands.{claim.estimand}")
-    found: Measured = estimand.measure(ok, claim, rules.resamples, rules.seed)
+    ruled = replace(claim, params={**asdict(rules), **claim.params})  # what holds for every claim holds for pairs too
+    found: Measured = estimand.measure(known, ruled, rules.resamples, rules.seed)
     return found.strata, found.beside
 
 
@@ -119,18 +123,22 @@ def _tally(registered: int, plan: Plan | None, rows: pd.DataFrame | None, other:
     return Tally(planned, planned - len(rows), int((rows["status"] != "ok").sum()))
 
 
-def _registered(registry: Registry, claim: Claim, profile: str, request: Request) -> int:
-    """Cells of the registered design under a request: MODEL= is one model in place of all of them."""
+def _registered(registry: Registry, claim: Claim, profile: str, request: Request, plan: Plan | None) -> int:
+    """Cells of the registered design under a request, but those that do not exist by nature, as the plan counts them.
+
+    MODEL= is one model in place of all of them.
+    """
     known = registry.grids[claim.grid].profiles.get(profile)
     if known is None:
         return 0
-    return known.cells // (known.sizes.get("models", 1) if request.get("model") else 1)
+    absent = plan.header.get("absent", {}).get("registered", 0) if plan else 0
+    return known.cells // (known.sizes.get("models", 1) if request.get("model") else 1) - absent
 
 
 def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request, plan: Plan | None) -> list[str]:
     """What forbids a verdict whatever the rows say."""
     found = []
-    registered = _registered(registry, claim, profile, request)
+    registered = _registered(registry, claim, profile, request, plan)
     if not registered:
         found.append(f"grid {claim.grid} has no registered cells under profile {profile}")
     if not claim.judging:
@@ -163,6 +171,8 @@ def _head(
         "request": dict(request),
         "reasons": verdict.reasons,
         "cluster": claim.cluster,
+        "unit": claim.params.get("unit", "cells"),
+        "words": {**claim.measures, **claim.beside},
         "paper": claim.paper_text,
         "rules": {
             "supported_if": " and ".join(map(str, claim.supported_if)),

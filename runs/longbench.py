@@ -196,11 +196,11 @@ def _again(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _wrap(tokenizer: Any, text: str, at: int | None) -> tuple[str, int | None]:
-    """The text inside the chat template, and where character `at` of it is there; templates may strip the text."""
+    """The text inside the chat template, and where character `at` of it is there; templates may strip its end."""
     whole = render(tokenizer, text)
-    core, blank = text.strip(), len(text) - len(text.lstrip())
+    core = text.rstrip()
     start = whole.find(core)
-    return whole, None if at is None or start < 0 else start + min(max(at - blank, 0), len(core))
+    return whole, None if at is None or start < 0 else start + min(at, len(core))
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -15,6 +15,7 @@ class Progress:
 
     counts: cells done, missing, failed, refused; left: examples neither published nor in a journal; in_journals:
     examples that are done but whose unit is not; example_s: median seconds of an example, None before the first;
+    left_s: seconds of those that are left, each as the median of its model and length (of all, where none is done);
     failures: failed cells by message.
     """
 
@@ -22,11 +23,12 @@ class Progress:
     left: int
     in_journals: int
     example_s: float | None
+    left_s: float | None
     failures: dict[str, int]
 
     def eta_s(self, workers: int) -> float | None:
-        """Seconds until nothing is missing: median seconds of an example x examples left / workers."""
-        return 0.0 if not self.left else None if self.example_s is None else self.example_s * self.left / workers
+        """Seconds until nothing is missing: those of the examples left / workers."""
+        return None if self.left_s is None else self.left_s / workers
 
 
 def progress(store: Store, plan: Plan) -> Progress:
@@ -49,5 +51,21 @@ def progress(store: Store, plan: Plan) -> Progress:
     if counts["failed"]:
         rows = store.rows(plan, {plan.design}).select(["status", "message"]).to_pylist()
         failures.update(row["message"] for row in rows if row["status"] == "failed")
+    left -= in_journals
     typical = median(seconds.values()) if seconds else None
-    return Progress(counts, len(left - in_journals), len(in_journals), typical, dict(failures.most_common()))
+    return Progress(
+        counts, len(left), len(in_journals), typical, _left_s(plan, left, seconds), dict(failures.most_common())
+    )
+
+
+def _left_s(plan: Plan, left: set[tuple[str, str]], seconds: dict[tuple[str, str], float]) -> float | None:
+    """Lengths of a task grid differ tenfold in their seconds, so that one median of all would tell little."""
+    if not left or not seconds:
+        return None if left else 0.0
+    alike = [name for name in ("model", "ctx_tokens") if name in plan.cells.column_names]
+    columns = [plan.cells[name].to_pylist() for name in ("unit", *alike)]
+    like = {unit: tuple(rest) for unit, *rest in zip(*columns, strict=True)}
+    known: dict[tuple, list[float]] = {}
+    for (unit, _), wall_s in seconds.items():
+        known.setdefault(like[unit], []).append(wall_s)
+    return sum(median(known.get(like[unit], seconds.values())) for unit, _ in left)

@@ -27,10 +27,9 @@ TRIES = 50  # stretches of filler that are tried before a length is refused
 class Quiz:
     """What is planted, in this order, and what is asked: (kind, question, answers)."""
 
-    intro: str
     facts: Sequence[str]
     questions: Sequence[tuple[str, str, tuple[str, ...]]]
-    max_new_tokens: int = 12
+    max_new_tokens: int = 16
 
 
 def make(task: str, tokenizer: Tokenizer, ctx_tokens: int, count: int, seed: int) -> list[Example]:
@@ -48,24 +47,20 @@ def make(task: str, tokenizer: Tokenizer, ctx_tokens: int, count: int, seed: int
         quiz = TASKS[task](Random(f"{task} {ctx_tokens} {seed} {i}"))
         spread = [(shift + (i + k) * GOLDEN) % 1 for k in range(len(quiz.facts))]
         facts = [((k + spread[k]) / len(spread), fact) for k, fact in enumerate(quiz.facts)]
-        body, start = _body(task, prompt, (quiz.intro, facts), (lines, start), ctx_tokens)
+        body, start = _body(task, prompt, facts, (lines, start), ctx_tokens)
         examples.append(_example(task, prompt, quiz, body, ctx_tokens))
     return examples
 
 
 def _body(
-    task: str,
-    prompt: Prompt,
-    planted: tuple[str, Sequence[tuple[float, str]]],
-    filler: tuple[list[str], int],
-    limit: int,
+    task: str, prompt: Prompt, facts: Sequence[tuple[float, str]], filler: tuple[list[str], int], limit: int
 ) -> tuple[str, int]:
     """The body of a context of at most `limit` tokens, and where in the filler the next one starts."""
     lines, start = filler
     lengths = []
     for first in range(start, start + TRIES):
         at = first % len(lines)
-        body, used, length = plant(prompt, *planted, lines[at:] + lines[:at], limit)
+        body, used, length = plant(prompt, INTRO, facts, lines[at:] + lines[:at], limit)
         if length <= limit:
             return body, at + used
         lengths.append(length)
@@ -98,58 +93,61 @@ def _free(digits: int) -> list[int]:
 
 INTRO = "Read this text and remember the facts in it."
 SHORT = "Answer with the value only."
+# The wordings are those a 135M model answers best, tried on seeds from 1000 on; without SHORT where that was better.
 
 
 def _planted_facts(rng: Random) -> Quiz:
     (a, b, c, d, e), (place,), (word,) = _pick(rng, NAMES, 5), _pick(rng, PLACES, 1), _pick(rng, WORDS, 1)
-    locker, door, coins = rng.sample(_free(3), 3)
-    more = rng.randrange(100, 1000 - coins % 900)
+    locker, total = rng.sample([n for n in _free(2) if 2 <= n % 10 <= 8], 2)  # no round number, nor the next one
+    total += total == locker + 1  # an answer stands for one thing only
+    (code,) = rng.sample(_free(3), 1)
     facts = [
         f"The password of {a} is {word}.",
         f"The locker number of {b} is {locker}.",
-        f"{c} left the suitcase in the {place}.",
-        f"The door code of the {place} is {door}.",
-        f"{d} has {coins} coins.",
-        f"{e} has {more} coins.",
+        f"{c} works in the {place}.",
+        f"The code of the {place} is {code}.",
+        f"The score of {d} is {total // 10 * 10}.",
+        f"The score of {e} is {total % 10}.",
     ]
     questions = [
         ("lookup", f"What is the password of {a}? {SHORT}", (word,)),
         ("lookup", f"What is the locker number of {b}? {SHORT}", (str(locker),)),
-        ("two_hop", f"What is the door code of the place where {c} left the suitcase? {SHORT}", (str(door),)),
-        ("plus_one", f"What is the locker number of {b} plus one? {SHORT}", (str(locker + 1),)),
+        ("two_hop", f"{c} works in a place. What is the code of that place?", (str(code),)),
+        ("plus_one", f"What is the next number after the locker number of {b}?", (str(locker + 1),)),
         ("reverse", f"Whose password is {word}? {SHORT}", (a,)),
-        ("sum", f"How many coins do {d} and {e} have together? {SHORT}", (str(coins + more),)),
+        ("sum", f"What is the total score of {d} and {e}?", (str(total),)),
     ]
-    return Quiz(INTRO, rng.sample(facts, len(facts)), questions)
+    return Quiz(rng.sample(facts, len(facts)), questions, max_new_tokens=20)  # a sum is spelled out before it is given
 
 
 def _single_needle(rng: Random) -> Quiz:
-    (word,), (number,) = _pick(rng, WORDS, 1), rng.sample(_free(5), 1)
-    question = f"What is the magic number for {word}? {SHORT}"
-    return Quiz(INTRO, [f"The magic number for {word} is {number}."], [("single_needle", question, (str(number),))])
+    return _needles(rng, "single_needle", 1)
 
 
 def _multi_key_needle(rng: Random) -> Quiz:
-    words, numbers = _pick(rng, WORDS, 4), rng.sample(_free(5), 4)
-    facts = [f"The magic number for {word} is {number}." for word, number in zip(words, numbers, strict=True)]
-    asked = rng.randrange(4)
-    question = f"What is the magic number for {words[asked]}? {SHORT}"
-    return Quiz(INTRO, facts, [("multi_key_needle", question, (str(numbers[asked]),))])
+    return _needles(rng, "multi_key_needle", 4)
+
+
+def _needles(rng: Random, kind: str, count: int) -> Quiz:
+    keys, values = _pick(rng, WORDS, count), rng.sample(_free(5), count)
+    facts = [f"The magic number for {key} is {value}." for key, value in zip(keys, values, strict=True)]
+    asked = rng.randrange(count)
+    return Quiz(facts, [(kind, f"What is the magic number for {keys[asked]}? {SHORT}", (str(values[asked]),))])
 
 
 def _key_value_retrieval(rng: Random) -> Quiz:
-    keys, values = rng.sample(_free(4), 6), rng.sample(_free(5), 6)
+    keys, values = _pick(rng, WORDS, 6), rng.sample(_free(5), 6)
     pairs = ", ".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
     asked = rng.randrange(6)
-    question = f'What is the value of the key "{keys[asked]}" in the JSON data? {SHORT}'
-    return Quiz(INTRO, [f"JSON data: {{{pairs}}}"], [("key_value_retrieval", question, (str(values[asked]),))])
+    question = f'What is the value of "{keys[asked]}"? {SHORT}'
+    return Quiz([f"JSON data: {{{pairs}}}."], [("key_value_retrieval", question, (str(values[asked]),))])
 
 
 def _variable_tracking(rng: Random) -> Quiz:
-    a, b, c = ("".join(rng.sample("BCDFGHJKLMNPQRSTVWXZ", 3)) for _ in range(3))
-    (value,) = rng.sample(_free(5), 1)
-    facts = [f"VAR {a} = {value}.", f"VAR {b} = VAR {a}.", f"VAR {c} = VAR {b}."]
-    return Quiz(INTRO, facts, [("variable_tracking", f"What is the value of VAR {c}? {SHORT}", (str(value),))])
+    (a, b, c), (value,) = _pick(rng, WORDS, 3), rng.sample(_free(5), 1)
+    facts = [f"The number of {a} is {value}.", f"The number of {b} is the number of {a}."]
+    facts += [f"The number of {c} is the number of {b}."]
+    return Quiz(facts, [("variable_tracking", f"What is the number of {c}?", (str(value),))])
 
 
 TASKS: dict[str, Callable[[Random], Quiz]] = {

@@ -1,35 +1,60 @@
-"""The registered documents of the laptop replay, as hashes: python -m scripts.manifest, before a freeze."""
+"""The registered documents of the laptop profile, as hashes: python -m scripts.manifest planted_facts, before a freeze."""
 
+import argparse
 import json
 import platform
 import sys
+from typing import Any
 
 from runs.data import pydoc_corpus, pydoc_documents, text_sha256
 from runs.models import load_tokenizer
 from runs.registry import ROOT
 from runs.sources import resolve
+from runs.synthetic import make
 from scripts._cli import run
 from scripts.compose import compose
 
-PATH = ROOT / "prereg" / "manifests" / "pydoc_topics.json"
+FOLDER = ROOT / "prereg" / "manifests"
+BLOCK = {"planted_facts": "tasks", "synthetic": "synthetic"}  # manifest -> the profile's block
 
 
-def main() -> int:
-    """Write the manifest from this Python's pydoc topics and the laptop model's tokenizer."""
+def main(argv: list[str] | None = None) -> int:
+    """Write the manifests that are named, from this Python's pydoc topics and the laptop model's tokenizer."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.manifest", description=__doc__)
+    parser.add_argument("names", nargs="+", choices=["pydoc_topics", *BLOCK])
+    for name in parser.parse_args(argv).names:
+        manifest = manifest_of(name)
+        path = FOLDER / f"{name}.json"
+        path.write_text(json.dumps(manifest, indent=1) + "\n")
+        documents, version = len(manifest["documents"]), manifest["python"]
+        print(f"{documents} documents of CPython {version} in {path.relative_to(ROOT)}; next: make freeze")
+    return 0
+
+
+def manifest_of(name: str) -> dict[str, Any]:
+    """The documents of the laptop profile by SHA-256, and what they were made from."""
     config = compose(["profile=laptop"])
     source = resolve(config.model.source)
-    found = pydoc_documents(load_tokenizer(source), config.replay.ctx_tokens, config.replay.documents)
-    manifest = {
+    tokenizer = load_tokenizer(source)
+    made_from = {
         "source": "pydoc_data.topics",
         "python": platform.python_version(),
         "corpus_sha256": text_sha256(pydoc_corpus()),
         "tokenizer": source.digest,
-        "ctx_tokens": config.replay.ctx_tokens,
-        "documents": [document.sha256 for document in found],
     }
-    PATH.write_text(json.dumps(manifest, indent=1) + "\n")
-    print(f"{len(found)} documents of CPython {manifest['python']} in {PATH.relative_to(ROOT)}; next: make freeze")
-    return 0
+    if name == "pydoc_topics":
+        found = pydoc_documents(tokenizer, config.replay.ctx_tokens, config.replay.documents)
+        hashes = [document.sha256 for document in found]
+        return {**made_from, "ctx_tokens": config.replay.ctx_tokens, "documents": hashes}
+    grid = getattr(config, BLOCK[name])
+    made = [
+        example
+        for task in grid.tasks
+        for limit in grid.ctx_tokens
+        for example in make(task, tokenizer, limit, grid.documents, grid.text_seed)
+    ]
+    generator = {"tasks": list(grid.tasks), "ctx_tokens": list(grid.ctx_tokens), "seed": grid.text_seed}
+    return {**made_from, **generator, "documents": [example.document for example in made]}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pandas as pd
 import planted
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,7 @@ import pytest
 from conftest import ROOT
 
 from analysis import text
+from analysis.frame import digest
 from analysis.judge import OUT, judged
 from runs import prereg
 from runs.cells import Plan
@@ -337,6 +339,22 @@ def test_one_model_in_place_of_four_is_a_quarter_of_the_cells(root) -> None:
     cells = prereg.load(root).grids["replay"].profiles["paper"].cells
     assert verdict(root, profile="paper", request=request)["missing"] == cells // 4
     assert verdict(root, profile="paper")["missing"] == cells
+
+
+def test_cells_that_do_not_exist_by_nature_are_not_missing(root) -> None:
+    for absent, lacks in ({"cells": 60, "registered": 54}, 0), ({"cells": 60, "registered": 53}, 1):
+        made = planted.plan(root, documents=3, absent=absent)  # 54 cells, registered are 108
+        planted.fill(root, made, planted.rows(made, 1.0))
+        result = verdict(root)
+        assert (result["missing"], result["planned"]) == (lacks, 54 + lacks)
+        assert any("the stored plan lacks 1 of the 55" in reason for reason in result["reasons"]) == bool(lacks)
+
+
+def test_seconds_are_no_part_of_the_rows_digest() -> None:
+    rows = pd.DataFrame({"cell": ["a", "b"], "score": [1.0, 0.0]})
+    timed = [rows.assign(wall_s=seconds) for seconds in ((1.0, 2.0), (3.0, 4.0))]
+    assert {digest(rows), *map(digest, timed)} == {digest(rows)}
+    assert digest(rows.assign(score=[1.0, 0.5])) != digest(rows)
 
 
 def test_a_plan_that_was_cut_below_its_header_is_refused_by_file(root) -> None:

@@ -71,7 +71,7 @@ def test_grids_have_the_registered_sizes(root: Path) -> None:
     assert [grids["replay"].profiles[p].cells for p in ("smoke", "laptop", "paper")] == [96, 12_096, 12_096]
     assert grids["tasks"].profiles["paper"].cells == 76_800
     assert grids["tasks"].profiles["laptop"].cells == 40 * 6 * 12
-    assert len(grids["tasks"].settings["arms"]) == 12
+    assert grids["synthetic"].profiles["laptop"].cells == 4 * 40 * 4
 
 
 def test_every_claim_of_the_study_is_there_with_its_thresholds(root: Path) -> None:
@@ -144,8 +144,13 @@ def test_a_section_of_a_grid_that_is_not_there_is_refused(root: Path) -> None:
 def test_another_block_may_join_a_profile_without_touching_the_replay(root: Path) -> None:
     before = all_digests(root)
     path = root / "configs/profile/laptop.yaml"
-    path.write_text(path.read_text() + "tasks: {documents: 40}\n")
+    path.write_text(path.read_text() + "poems: {documents: 40}\n")
     assert all_digests(root) == before
+    edit(root, "configs/profile/laptop.yaml", "documents: 40", "documents: 41")
+    after = all_digests(root)
+    assert {claim for claim in IDS if after[claim].grid != before[claim].grid} == {
+        claim.id for claim in load(root).claims.values() if claim.grid in ("tasks", "synthetic")
+    } - {"extension-5"}
     edit(root, "configs/profile/laptop.yaml", "documents: 56", "documents: 57")
     assert all_digests(root)["claim-1"].grid != before["claim-1"].grid
 
@@ -329,7 +334,7 @@ def test_a_config_of_a_grid_is_named_for_each_claim_that_uses_it(frozen: Path) -
     edit(frozen, "configs/policy/topk.yaml", "pool: 1", "pool: 7")
     found = prereg.verify(frozen)
     assert {m.part for m in found} == {"configs/policy/topk.yaml"} and {m.kind for m in found} == {"grid"}
-    assert {m.claim for m in found} == set(IDS) - {"extension-2", "extension-3", "extension-5"}
+    assert {m.claim for m in found} == set(IDS) - {"extension-2", "extension-3"}
 
 
 def test_nothing_is_accepted_without_a_lock(root: Path) -> None:
