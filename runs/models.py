@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ def verify_converted(source: Source) -> None:
 
 
 def _convert(source: Source, folder: Path) -> None:
-    print(f"converting {source.name} to safetensors, once, into {folder} (about 20 s) ...", flush=True)
+    print(f"converting {source.name} to safetensors, once, into {folder} (about 20 s) ...", file=sys.stderr, flush=True)
     gguf = Path(source.path)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
