@@ -6,6 +6,7 @@
 ##   make claims         every claim and extension, and where it stands by the last judging
 ##   make status         cells done, missing, failed and time left, per claim
 ##   make plan           what a run would cost
+##   make retry-failed   the failed examples once more: of all stored plans, or of those of PROFILE=, MODEL=, ...
 ##   make explain        where one row comes from: make explain CELL=id
 ##   make gc             remove rows of designs that are no longer registered
 ##   make readme         write README's verdict table from analysis/published
@@ -41,7 +42,7 @@ EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
 COMMANDS := claims status plan explain gc readme verify freeze
-.PHONY: help setup test test-matrix check $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
+.PHONY: help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.
 unknown := $(firstword $(filter-out $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
@@ -69,6 +70,9 @@ $(JUDGE_EXTENSIONS): judge-%: .venv/ready
 
 $(COMMANDS): .venv/ready
 	@$(PY) -m scripts.$@
+
+retry-failed: .venv/ready
+	@$(PY) -m scripts.retry_failed
 
 test: .venv/ready
 	@$(PY) -m pytest -q

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from analysis.estimands import label
+from analysis.figures_tasks import DRAWN as ON_REQUESTS
+from analysis.figures_tasks import GREY, LINE, floats
 from analysis.frame import write
 from analysis.text import number, sentence
 from runs.registry import ROOT
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 STYLE = ROOT / "paper" / "matplotlibrc"
 TARGET = 0.95
-GREY = "#777777"
-LINE: dict[str, Any] = {"color": "black", "lw": 0.8, "ls": (0, (4, 3)), "zorder": 1, "label": f"promised {TARGET:g}"}
+PROMISED = LINE | {"label": f"promised {TARGET:g}"}
 RULES = {  # colour, marker, name of what stands in the result
     "coverage": ("#0072B2", "o", "empirical Bernstein, judged"),
     "coverage_normal": ("#D55E00", "v", "normal"),
@@ -65,13 +65,9 @@ def draw(claim_id: str, frame: pd.DataFrame | None, result: Result, folder: Path
 
 def _key(result: Result) -> str:
     known = {name: value for name, value in result.items() if name not in ("store", "next")}
-    parts = [json.dumps(known, sort_keys=True), Path(__file__).read_text(), STYLE.read_text()]
+    drawing = sorted(Path(__file__).parent.glob("figures*.py"))
+    parts = [json.dumps(known, sort_keys=True), *(path.read_text() for path in drawing), STYLE.read_text()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _floats(values: Iterable[float | None]) -> NDArray[np.float64]:
-    """Numbers of a result to draw: what is undefined there is NaN, of which nothing is drawn."""
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _image(figure: "Figure", kind: str) -> bytes:
@@ -90,7 +86,7 @@ def _coverage(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for k, (key, (colour, marker, name)) in enumerate(RULES.items()):
         found = [stratum["measures"].get(key) or result["beside"][stratum["name"]][key] for stratum in strata]
-        y, low, high = (_floats(one[end] for one in found) for end in ("estimate", "low", "high"))
+        y, low, high = (floats(one[end] for one in found) for end in ("estimate", "low", "high"))
         weight = 1.5 if key == "coverage" else 0.9
         x = np.arange(len(strata)) + 0.13 * (k - 1.5)
         left.errorbar(x, y, (y - low, high - y), fmt=marker, color=colour, label=name, lw=weight, capsize=2.5)
@@ -102,8 +98,8 @@ def _coverage(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
         axes.set_xticks(np.arange(len(strata)), [stratum["name"].removeprefix("budget ") for stratum in strata])
         axes.set_xlim(-0.55, len(strata) - 0.45)
         axes.set_xlabel("share of the cache kept")
-    left.axhline(TARGET, **LINE)
-    right.axhline(TARGET, **LINE | {"label": None})
+    left.axhline(TARGET, **PROMISED)
+    right.axhline(TARGET, **LINE)
     left.set_ylabel("share of cells covered")
     left.set_title("all cells, with 95 % intervals")
     right.set_title("each layer and head, judged rule")
@@ -118,7 +114,7 @@ def _heads(axes: "Axes", heads: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     layers = sorted({head["layer"] for column in heads for head in column})
     for k, column in enumerate(heads):
         for i, layer in enumerate(layers):
-            y = _floats(head["coverage"] for head in column if head["layer"] == layer)
+            y = floats(head["coverage"] for head in column if head["layer"] == layer)
             x = k + 0.6 * ((i + 0.5) / len(layers) - 0.5)
             colour = colormaps["viridis"](0.05 + 0.85 * i / max(len(layers) - 1, 1))
             name = f"layer {layer}" if k == 0 else None
@@ -190,11 +186,11 @@ def _conditional(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
         worst[key] = min(head["plain"], worst.get(key, 1.0))
     for name, axes in zip(strata, panels, strict=True):
         heads = sorted(result["beside"][name]["heads"], key=lambda h: worst[h["model"], h["layer"], h["head"]])
-        y, plain, assisted = np.arange(len(heads)), *(_floats(h[k] for h in heads) for k in ("plain", "assisted"))
+        y, plain, assisted = np.arange(len(heads)), *(floats(h[k] for h in heads) for k in ("plain", "assisted"))
         axes.hlines(y, plain, assisted, color="#BBBBBB", lw=1.2, zorder=1)
         axes.plot(plain, y, "o", mfc="white", mec="#D55E00", mew=1, label="plain")
         axes.plot(assisted, y, "o", color="#0072B2", label="assisted")
-        axes.axvline(TARGET, **LINE)
+        axes.axvline(TARGET, **PROMISED)
         few = len(heads) <= 24
         axes.set_yticks(y if few else [], [f"{h['layer']}/{h['head']}" for h in heads] if few else [])
         axes.set_title(name)
@@ -208,4 +204,5 @@ DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {
     "claim-1": _coverage,
     "claim-2": _fidelity,
     "extension-6": _conditional,
+    **ON_REQUESTS,
 }

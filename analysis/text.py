@@ -25,8 +25,14 @@ def render(result: Mapping[str, Any], drawn: Sequence[Path] = (), cell: str | No
     lines = [f"{result['id']}  {result['title']}", *_wrapped("", result["question"]), "", f"  {sentence(result)}"]
     lines += [line for note in result["population_notes"] for line in _field("note", note)]
     lines += [line for reason in result["reasons"] for line in _field("because", reason)]
+    lines += [
+        line
+        for name, of in result["beside"].items()
+        for note in of.get("notes", [])
+        for line in _field("note", f"{name}: {note}")
+    ]
     lines += [*_strata(result), "", *_rules(result), *_field("the paper", result["paper"])]
-    lines += _beside(result["beside"])
+    lines += _beside(result)
     lines += ["", *_field("rows", _rows(result)), *_field("store", result["store"])]
     lines += _field("registered", f"design {result['design'][:12]}, judging {result['judging'][:12]}")
     lines += [
@@ -55,9 +61,9 @@ def _strata(result: Mapping[str, Any]) -> list[str]:
     levels = [f"{100 * result[level]:.4g} % interval" for level in ("level", "kill_level")]
     lines = ["", f"{'estimate':>28}   {levels[0]:18}   {levels[1]:18}   the paper"]
     for stratum in result["strata"]:
-        sizes = f"{stratum['n']:,} cells, {stratum['clusters']} {result['cluster']}s"
+        sizes = f"{stratum['n']:,} {result['unit']}, {stratum['clusters']} {result['cluster']}s"
         sizes += "".join(f", {count} {name}" for name, count in stratum["classes"].items())
-        lines.append(f"  {stratum['name']}   {sizes}")
+        lines += _wrapped(f"  {stratum['name']}   ", sizes)
         for name, of in stratum["measures"].items():
             bounds = [
                 f"{number(of[low])} to {number(of[high])}" for low, high in (("low", "high"), ("kill_low", "kill_high"))
@@ -83,17 +89,32 @@ def _rows(result: Mapping[str, Any]) -> str:
     )
 
 
-def _beside(beside: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A table with a column a stratum, in as many blocks as the width needs."""
+def _beside(result: Mapping[str, Any]) -> list[str]:
+    """A table with a column a stratum, in as many blocks as the width needs; below it what its names mean."""
+    beside, lines = result["beside"], []
     columns = {name: dict(_flat(values)) for name, values in zip(_short(list(beside)), beside.values(), strict=True)}
-    names = list(columns)
-    lines, wide = [], max([14, *map(len, names)]) + 2
-    for start in range(0, len(names), fit := max(1, (WIDTH - 36) // wide)):
+    names, keys = list(columns), list(dict.fromkeys(key for column in columns.values() for key in column))
+    wide = (
+        max([14, *map(len, names), *(len(_cell(value)) for column in columns.values() for value in column.values())])
+        + 2
+    )
+    left = max([32, *map(len, keys)])
+    for start in range(0, len(names), fit := max(1, (WIDTH - left - 4) // wide)):
         block = names[start : start + fit]
-        lines += ["", f"  {'beside, not judged':34}" + "".join(f"{name:>{wide}}" for name in block)]
-        for key in dict.fromkeys(key for name in block for key in columns[name]):
-            lines.append(f"    {key:32}" + "".join(f"{number(columns[name].get(key)):>{wide}}" for name in block))
-    return lines
+        lines += ["", f"  {'beside, not judged':{left + 2}}" + "".join(f"{name:>{wide}}" for name in block)]
+        for key in (key for key in keys if any(key in columns[name] for name in block)):
+            lines.append(f"    {key:{left}}" + "".join(f"{_cell(columns[name].get(key)):>{wide}}" for name in block))
+    meant = {name.replace("_", " "): text for name, text in result["words"].items()}
+    meant = {name: text for name, text in meant.items() if any(key.startswith(name) for key in keys)}
+    return [*lines, *[""][: len(meant)], *(line for name in meant for line in _wrapped(f"    {name}: ", meant[name]))]
+
+
+def _cell(value: Any) -> str:
+    """A number, or an estimate with its 95 % interval."""
+    if not isinstance(value, Mapping):
+        return number(value)
+    three = ["undefined" if value[end] is None else f"{value[end]:.3f}" for end in ("estimate", "low", "high")]
+    return three[0] if value["low"] is None else f"{three[0]} [{three[1]}, {three[2]}]"
 
 
 def _short(names: list[str]) -> list[str]:
@@ -104,11 +125,11 @@ def _short(names: list[str]) -> list[str]:
     return [", ".join(part) for part in parts]
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float | None]]:
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         name = f"{above} {key}".strip().replace("_", " ")
         if isinstance(value, Mapping):
-            yield from [(name, value["estimate"])] if "estimate" in value else _flat(value, name)
+            yield from [(name, value)] if "estimate" in value else _flat(value, name)
         elif not isinstance(value, Sequence):
             yield name, value
 

@@ -1,4 +1,4 @@
-"""The missing units of a replay plan, run by worker processes: one torch thread each, one model in memory each."""
+"""The missing units of a plan, run by worker processes: one torch thread each, one model in memory each."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -15,19 +15,12 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
-from cert.policy import Policy
-from runs.capture import decode
 from runs.cells import Plan
-from runs.config import ROLES, PolicyConfig
-from runs.data import Document
-from runs.errors import UserError
 from runs.grid import Part
-from runs.models import load_model, shape, verify_converted
-from runs.prepare import layers
+from runs.kinds import Rows, Serving, kind_named
+from runs.models import load_model, verify_converted
 from runs.provenance import collect
-from runs.replay import replay_document
 from runs.store import Store
 
 Progress = tuple[str, bool, str | None]  # an example that is done, whether just now, and its failure
@@ -35,12 +28,12 @@ Progress = tuple[str, bool, str | None]  # an example that is done, whether just
 
 @dataclass(frozen=True)
 class Job:
-    """One unit for a worker: whether its failures are tried again, its part, and the documents of its examples."""
+    """One unit for a worker: whether its failures are tried again, its part, and the texts of its examples."""
 
     unit: str
     retry: bool
     part: int
-    documents: Mapping[str, Document]
+    texts: Mapping[str, Any]
 
 
 @dataclass
@@ -57,21 +50,21 @@ def run(
     store: Store,
     plan: Plan,
     parts: Sequence[Part],
-    found: Sequence[Sequence[Document]],
+    found: Sequence[Sequence[Any]],
     missing: Sequence[str],
     workers: int,
 ) -> Report:
     """Compute the missing units of a plan, with progress on stderr; failures become rows and do not stop the others.
 
-    missing: units to do; of one that is stored with failed examples these alone are tried again. found: the documents
-    of each part, as the plan was made from. Rows are bit-equal for any number of workers.
+    missing: units to do; of one that is stored with failed examples these alone are tried again. found: the texts of
+    each part, as the plan was made from. Rows are bit-equal for any number of workers.
     Raises UserError where the store cannot be written or a model cannot be loaded.
     """
     jobs = _jobs(plan, parts, found, missing, store.failing(plan))
     for part in {job.part for job in jobs}:
         verify_converted(parts[part].source)  # converts once, before several workers would
     report, started = Report(), time.monotonic()
-    total = sum(len(job.documents) for job in jobs)
+    total, kind = sum(len(job.texts) for job in jobs), plan.header["kind"]
     context = get_context("spawn")
     progress: SimpleQueue[Progress] = context.SimpleQueue()
     workers = max(1, min(workers, len(jobs)))
@@ -79,7 +72,8 @@ def run(
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=initial)
     quiet = not sys.stderr.isatty()
     try:
-        with tqdm(total=total, unit="document", desc="replay", mininterval=10 if quiet else 0.5, smoothing=0.1) as bar:
+        how = {"unit": kind_named(kind).noun, "desc": kind, "mininterval": 10 if quiet else 0.5, "smoothing": 0.1}
+        with tqdm(total=total, **how) as bar:
             pending = {pool.submit(_work, job) for job in jobs}
             while pending:
                 finished, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
@@ -97,18 +91,19 @@ def run(
 def _jobs(
     plan: Plan,
     parts: Sequence[Part],
-    found: Sequence[Sequence[Document]],
+    found: Sequence[Sequence[Any]],
     missing: Sequence[str],
     failing: Collection[str],
 ) -> list[Job]:
     """The units to do, those of one model together, so that a worker loads it once."""
-    known = {(part.model, d.example): (i, d) for i, part in enumerate(parts) for d in found[i]}
+    name = kind_named(plan.header["kind"]).name
+    known = {(part.model, name(text)): (i, text) for i, part in enumerate(parts) for text in found[i]}
     models = dict(zip(plan.cells["unit"].to_pylist(), plan.cells["model"].to_pylist(), strict=True))
     jobs = []
     for unit in missing:
         mine = {example: known[models[unit], example] for example in plan.units[unit]}
         (part,) = {i for i, _ in mine.values()}
-        jobs.append(Job(unit, unit in failing, part, {example: document for example, (_, document) in mine.items()}))
+        jobs.append(Job(unit, unit in failing, part, {example: text for example, (_, text) in mine.items()}))
     return sorted(jobs, key=lambda job: job.part)
 
 
@@ -129,8 +124,9 @@ class _Worker:
     design: str
     parts: tuple[Part, ...]
     progress: "SimpleQueue[Progress]"
-    model: PreTrainedModel | None = None
     part: int = -1
+    serving: Serving | None = None
+    device: str = ""
 
 
 _worker: _Worker
@@ -152,56 +148,36 @@ def _die_with(parent: int) -> None:
 
 def _work(job: Job) -> None:
     store, part = Store(_worker.root), _worker.parts[job.part]
-    if _worker.model is None or _worker.part != job.part:
-        _worker.model = None  # the old one goes before the new one comes
-        _worker.model, _worker.part = load_model(part.source), job.part
-    model, captured = _worker.model, layers(part, shape(part.source))
-    device = str(model.device)
-    attempt = store.attempt(job.unit, _worker.design, _provenance(part, device), job.retry)
+    serving = _serving(job.part)
+    provenance = collect(part.settings, _worker.device, torch.get_num_threads())
+    attempt = store.attempt(job.unit, _worker.design, provenance, job.retry)
     for example in attempt.finished:
         _worker.progress.put((example, False, None))
     for example in attempt.missing:
         began = time.monotonic()
-        message = None
-        try:
-            attempt.record(
-                example,
-                _rows(model, part, captured, job.documents[example], attempt.planned(example)),
-                time.monotonic() - began,
-            )
-        except UserError:
-            raise  # the store or the model: nothing more can be done
-        except Exception as error:  # noqa: BLE001 - recorded as a failed row, listed at the end, exit 1
-            message = f"{type(error).__name__}: {error}"
+        rows, message = computed(serving, job.texts[example], attempt.planned(example))
+        if message is None:
+            attempt.record(example, rows, time.monotonic() - began)
+        else:
             attempt.fail(example, message, time.monotonic() - began)
         _worker.progress.put((example, True, message))
     attempt.publish()
 
 
-def _provenance(part: Part, device: str) -> dict[str, Any]:
-    return collect(asdict(part.config), device, torch.get_num_threads())
+def computed(serving: Serving, text: Any, planned: Sequence[Mapping[str, Any]]) -> tuple[Rows, str | None]:
+    """The rows of a text, or what went wrong: a failed row each, listed at the end, exit 1."""
+    try:
+        return [{**row, "status": "ok", "message": None} for row in serving(text, planned)], None
+    except Exception as error:  # noqa: BLE001 - recorded, and the others go on
+        return [], f"{type(error).__name__}: {error}"
 
 
-def _rows(
-    model: PreTrainedModel,
-    part: Part,
-    captured: tuple[int, ...],
-    document: Document,
-    planned: Sequence[Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """The rows of one document: what the plan says of each cell, and what was measured there."""
-    replay = part.config.replay
-    certified, *_ = policies = [_policy(config) for config in part.config.policies]
-    decoded = decode(model, document.ids, captured, replay.steps, certified.window)
-    arms = dict(zip(ROLES, policies, strict=True))
-    axes = ("layer", "budget", "head", "step")
-    measured = {
-        tuple(cell[axis] for axis in axes): cell for cell in replay_document(decoded, document.sha256, replay, arms)
-    }
-    fixed = {"design": _worker.design, "status": "ok", "message": None}
-    return [{**cell, **measured[tuple(cell[axis] for axis in axes)], **fixed} for cell in planned]
-
-
-def _policy(config: PolicyConfig) -> Policy:
-    fields = {name: value for name, value in asdict(config).items() if name != "name"}
-    return Policy(**fields, budget=1.0)  # each cell sets its own
+def _serving(index: int) -> Serving:
+    """What gives the rows of a part's texts; its model is loaded where the last unit was another part's."""
+    if _worker.serving is None or _worker.part != index:
+        _worker.serving = None  # the old model goes before the new one comes
+        part = _worker.parts[index]
+        kind = kind_named(part.kind)
+        model = load_model(part.source, getattr(torch, kind.dtype(part)))
+        _worker.serving, _worker.part, _worker.device = kind.serving(part, model), index, str(model.device)
+    return _worker.serving

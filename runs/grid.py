@@ -1,4 +1,4 @@
-"""What a replay plan is made of, without torch: its parts, its inputs, and the header that says whose verdict it is."""
+"""What a plan is made of, without torch: its parts, its inputs, and the header that says whose verdict it is."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,26 @@ from typing import Any
 
 from runs.cells import content_id
 from runs.config import RunConfig
+from runs.config_tasks import TasksConfig
 from runs.data import longbench_files, pydoc_corpus, text_sha256
 from runs.errors import UserError
-from runs.sources import Source, file_sha256, resolve, user_path
+from runs.sources import HUB_ID, Source, file_sha256, resolve, user_path
+
+RUNNABLE = ("replay", "tasks", "synthetic")  # the grids with a runner; each is also the name of its block in a profile
+UNIT_EXAMPLES = 4  # documents or examples a unit: what a published file holds
+# modules that make the examples of a task grid and their cells: a change of one may change a plan
+MAKING = (
+    "arm",
+    "arms",
+    "chat",
+    "examples",
+    "filler",
+    "longbench",
+    "longbench_rows",
+    "metrics",
+    "synthetic",
+    "task_cells",
+)
 
 
 @dataclass(frozen=True)
@@ -19,65 +36,112 @@ class Part:
 
     config: RunConfig
     source: Source
-    data: Path | None  # a folder of LongBench rows, or None for the text that ships with Python
+    data: Path | None  # a folder of LongBench rows (of a task grid also a hub id), or None: text that ships with Python
     share: tuple[int, int]  # the i-th of so many models
+    grid: str = "replay"
+
+    @property
+    def kind(self) -> str:
+        """Of the grid: replay or tasks."""
+        return "replay" if self.grid == "replay" else "tasks"
 
     @property
     def model(self) -> str:
         """The model's name as rows and verdicts carry it."""
         return self.source.name
 
+    @property
+    def tasks(self) -> TasksConfig:
+        """Sizes and constants of a task grid."""
+        return self.config.synthetic if self.grid == "synthetic" else self.config.tasks
 
-def parts(configs: Sequence[RunConfig], data: str | None) -> tuple[Part, ...]:
-    """The parts of a plan, one a model. Raises UserError where a model or the data is not there."""
-    for config in configs:
-        config.require_replayable()
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What of the configuration the rows can depend on, as JSON."""
+        whole = json.loads(json.dumps(asdict(self.config)))
+        fields = ("profile", "model", "policies", *(("task", "replay", "launcher") if self.kind == "replay" else ()))
+        chosen = {name: whole[name] for name in fields}
+        return chosen if self.kind == "replay" else chosen | {"full": whole["full"], self.grid: whole[self.grid]}
+
+
+def parts(configs: Sequence[RunConfig], data: str | None, grid: str = "replay") -> tuple[Part, ...]:
+    """The parts of a plan, one a model. Raises UserError where a model or the data is not there, or is of no use."""
     folder = user_path(data, "DATA") if data else None
-    if folder:
+    first = Part(configs[0], Source("", "", "", ""), folder, (0, 1), grid)
+    for config in configs:
+        if first.kind == "replay":
+            config.require_replayable()
+    if folder and not _on_hub(first):
         longbench_files(folder)
-    if not folder and configs[0].task.source is None:
-        raise UserError(f"task {configs[0].task.name}: expected DATA=, a folder with LongBench .jsonl files")
+    _require_data(first)
     return tuple(
-        Part(config, resolve(config.model.source), folder, (i, len(configs))) for i, config in enumerate(configs)
+        Part(config, resolve(config.model.source), folder, (i, len(configs)), grid) for i, config in enumerate(configs)
     )
+
+
+def _on_hub(part: Part) -> bool:
+    return part.kind == "tasks" and HUB_ID.fullmatch(str(part.data)) is not None
+
+
+def _require_data(part: Part) -> None:
+    name = part.config.task.name if part.kind == "replay" else "longbench"
+    needs = part.config.task.source is None if part.kind == "replay" else "longbench" in part.tasks.tasks
+    if needs and not part.data:
+        hub = "" if part.kind == "replay" else ", or a hub id name@<commit>"
+        raise UserError(f"task {name}: expected DATA=, a folder with LongBench .jsonl files{hub}")
+    if part.data and part.kind == "tasks" and not needs and part.tasks.longbench is None:
+        raise UserError(f"DATA={part.data}: grid {part.grid} has no LongBench rows here; expected no DATA=")
 
 
 def inputs(parts: Sequence[Part]) -> dict[str, Any]:
     """Everything that decides a plan's cells, by content: an equal one means the stored plan still holds."""
-    folder = parts[0].data
-    texts = {p.name: file_sha256(p) for p in longbench_files(folder)} if folder else text_sha256(pydoc_corpus())
-    return {
+    folder, corpus = parts[0].data, text_sha256(pydoc_corpus())
+    rows: Any = None
+    if folder:
+        rows = str(folder) if _on_hub(parts[0]) else {p.name: file_sha256(p) for p in longbench_files(folder)}
+    known = {
         "models": [part.source.digest for part in parts],
-        "config": [content_id(json.loads(json.dumps(asdict(part.config)))) for part in parts],
-        "texts": texts,
+        "config": [content_id(part.settings) for part in parts],
+        "texts": rows or corpus,
     }
+    if parts[0].kind == "replay":
+        return known
+    here = Path(__file__).parent
+    return known | {"corpus": corpus, "code": {name: file_sha256(here / f"{name}.py") for name in MAKING}}
 
 
 def header(
-    parts: Sequence[Part], request: Mapping[str, Any], profile: str, design: str, grid: str, task: str
+    parts: Sequence[Part], request: Mapping[str, Any], profile: str, design: str, grid: str, task: str | None = None
 ) -> dict[str, Any]:
     """The plan's header but for what its documents decide.
 
-    task: the one registered for the profile. registered: the population is the one the claims name, unchanged.
+    task: the one registered for the profile of a replay. registered: the population is the one the claims name.
     """
-    config = parts[0].config
-    text = "LongBench" if parts[0].data else config.task.population
+    part, models = parts[0], ", ".join(part.model for part in parts)
     changed = [f"{key.upper()}={value}" for key, value in request.items() if value and key != "data"]
-    if parts[0].data and task != "longbench":
+    if part.data and part.kind == "replay" and task != "longbench":
         changed.append("DATA=, LongBench rows in place of the registered texts")
     return {
         "grid": grid,
-        "kind": "replay",
+        "kind": part.kind,
         "profile": profile,
         "design": design,
         "request": dict(request),
         "registered": not changed,
-        "population": f"{', '.join(part.model for part in parts)}; {text}",
+        "population": f"{models}; {_texts(part)}",
         "population_notes": [f"not the registered population: {', '.join(changed)}"] if changed else [],
         "model": {
-            "name": ", ".join(part.model for part in parts),
+            "name": models,
             "digest": [part.source.digest for part in parts],
             "trained": all(part.source.trained for part in parts),
         },
         "inputs": inputs(parts),
     }
+
+
+def _texts(part: Part) -> str:
+    if part.kind == "replay":
+        return "LongBench" if part.data else part.config.task.population
+    generated = [task.replace("_", " ") for task in part.tasks.tasks if task != "longbench"]
+    known = [f"{', '.join(generated)} in CPython docs"] if generated else []
+    return " and ".join([*known, *(["LongBench"] if part.data else [])])

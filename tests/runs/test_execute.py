@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from runs import prepare
+from runs.cells import content_id
+from runs.data import Document
 from runs.errors import UserError
 from runs.execute import run
 from runs.grid import header, parts
@@ -186,3 +188,13 @@ def test_whatever_changes_a_result_changes_the_cell_and_nothing_else_does(undist
     ):  # fmt: skip
         assert not base & ids(*change.split()), change
     assert base <= ids("replay.steps=3") and base <= ids("replay.heads=3")  # more cells, the old ones unchanged
+
+
+def test_the_ids_of_stored_replays_stay_what_they_are() -> None:
+    """Ids and the configuration's digest as they were when the published rows were computed."""
+    mine = parts([compose(["profile=smoke"])], None)
+    document = Document("made up", "pydoc_topics", "a" * 64, (1, 2, 3))
+    made = prepare.plan(mine, [[document]], header(mine, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), [])
+    ids = " ".join(made.cells["cell"].to_pylist())
+    assert made.header["inputs"]["config"] == ["ef079b29cfd37d719a4fbed1"]
+    assert (made.cells["cell"][0].as_py(), content_id(ids)) == ("2c5b60ccd4608fb1e9e07674", "45aab237828c2263ef870e03")

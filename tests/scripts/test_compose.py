@@ -35,7 +35,7 @@ def role(policy: str) -> str:
         [],
         *([f"{group}={option}"] for group in ("model", "task", "profile", "launcher") for option in options(group)),
         *([f"policy@policies.{role(name)}={name}"] for name in options("policy") if name != "full"),
-        *(line for sweep in options("sweep") for line in expand(sweep)),
+        *([x for x in line if not x.startswith("grid=")] for sweep in options("sweep") for line in expand(sweep)),
     ],
     ids=" ".join,
 )
@@ -54,7 +54,7 @@ def test_every_group_is_composed_above() -> None:
 def test_every_file_says_first_which_command_runs_it() -> None:
     for path in CONFIGS.rglob("*.yaml"):
         first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
-        assert first.startswith(("# make ", "# python: ")), path
+        assert first.startswith(("# make ", "# python: ", "# python -m ")), path
 
 
 def test_policy_files_are_the_presets() -> None:
@@ -88,6 +88,37 @@ def test_profiles_have_the_registered_sizes(profile: str) -> None:
         assert {f"configs/{name}.yaml" for name in used} <= {path.partition("#")[0] for path in registered.configs}
     first = compose([f"profile={profile}", f"model={registered.models[0]}"])
     assert compose([f"profile={profile}"]) == first
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "desktop", "paper"])
+@pytest.mark.parametrize("grid", ["tasks", "synthetic"])
+def test_task_grids_have_the_registered_sizes(grid: str, profile: str) -> None:
+    registered = load().grids[grid].profiles[profile]
+    config = compose([f"profile={profile}", f"model={registered.models[0]}"])
+    block = getattr(config, grid)
+    longbench = "longbench" in block.tasks
+    sizes = {"models": len(registered.models), "lengths": len(block.ctx_tokens), "arms": len(block.arms)}
+    sizes |= {"tasks": 16 if longbench else len(block.tasks)}
+    sizes |= {"examples": block.documents} if longbench else {"documents": block.documents}
+    sizes |= {"requests": 6} if block.tasks == ("planted_facts",) else {}
+    assert {name: size for name, size in sizes.items() if size > 1} == {
+        name: size for name, size in registered.sizes.items() if size > 1
+    }
+    assert (block.seed, block.text_seed, block.delta) == (1, 1, 0.05)
+    used = [f"profile/{profile}.yaml#{grid}", *(f"model/{model}.yaml" for model in registered.models)]
+    used += [f"policy/{policy.name}.yaml" for policy in (*config.policies[:2], config.full)]
+    assert {f"configs/{name}" for name in used} == set(registered.configs)
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "desktop", "paper"])
+def test_the_arms_are_the_registered_ones(profile: str) -> None:
+    config = compose([f"profile={profile}"])
+    full, second, *rest = config.tasks.arms
+    assert (full, second) == ("full", "full again" if profile == "paper" else "poisson agnostic 0.25 draw 2")
+    aware = [f"{policy} aware {budget}" for policy in ("topk", "poisson") for budget in (0.25, 0.5)]
+    agnostic = [f"{policy} agnostic {budget}" for policy in ("topk", "poisson") for budget in (0.1, 0.25, 0.5)]
+    assert rest == aware + agnostic
+    assert config.synthetic.arms == ("full", *(f"poisson agnostic {budget}" for budget in (0.1, 0.25, 0.5)))
 
 
 def test_the_sweep_of_the_paper_runs_the_registered_models() -> None:

@@ -1,0 +1,118 @@
+"""A grid from the user's settings: its plan stored before its first cell, what is missing run, what was done said."""
+
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runs.cells import Plan
+from runs.config import RunConfig
+from runs.digests import grid_digest
+from runs.grid import Part, header, parts
+from runs.registry import ROOT, Registry
+from runs.store import Store
+from scripts._cli import Settings
+from scripts.compose import compose
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stored plan, its parts, and, where it had to be made just now, the texts of each part."""
+
+    plan: Plan
+    parts: tuple[Part, ...]
+    found: Sequence[Sequence[Any]] | None
+
+
+def configs(settings: Settings, registry: Registry, grid: str) -> list[RunConfig]:
+    """One configuration a model: those of the profile, or the one of MODEL= or of ARGS="model=..."."""
+    base = [f"profile={settings.profile}", *_longbench(settings, grid), *_length(settings, grid)]
+    if settings.model:
+        named = {"model.source": settings.model, "model.name": settings.model}
+        return [compose([*base, "model=custom", *settings.args], named)]
+    if any(arg.startswith("model=") for arg in settings.args):
+        return [compose([*base, *settings.args])]
+    models = registry.grids[grid].profiles[settings.profile].models
+    return [compose([*base, f"model={model}", *settings.args]) for model in models]
+
+
+def _longbench(settings: Settings, grid: str) -> list[str]:
+    return ["task=longbench"] if settings.data and grid == "replay" else []
+
+
+def _length(settings: Settings, grid: str) -> list[str]:
+    """CTX= as overrides: of a task grid the length of LongBench's stratum where DATA= adds one, else of its own tasks."""
+    if not settings.ctx:
+        return []
+    if grid == "replay":
+        return [f"replay.ctx_tokens={settings.ctx}"]
+    further = settings.data and getattr(compose([f"profile={settings.profile}"]), grid).longbench
+    return [f"{grid}.{'longbench.' if further else ''}ctx_tokens=[{settings.ctx}]"]
+
+
+def header_of(settings: Settings, registry: Registry, grid: str, mine: Sequence[Part]) -> dict[str, Any]:
+    """The header of the plan that a request asks for, but for what its texts decide."""
+    profile = registry.grids[grid].profiles[settings.profile]
+    task = next((Path(path).stem for path in profile.configs if path.startswith("configs/task/")), None)
+    return header(mine, settings.request, settings.profile, grid_digest(registry, grid), grid, task)
+
+
+def stored_plan(settings: Settings, registry: Registry, grid: str) -> Planned:
+    """The plan of the user's request: the stored one where its inputs are unchanged, else a new one, written first.
+
+    Raises UserError for anything in the request that is not there or does not fit.
+    """
+    store, mine = Store(settings.store), parts(configs(settings, registry, grid), settings.data, grid)
+    wanted = header_of(settings, registry, grid, mine)
+    plan = store.read_plan(grid, settings.profile, settings.request)
+    if plan is not None and all(plan.header[key] == wanted[key] for key in ("design", "inputs", "model")):
+        return Planned(plan, mine, None)
+    # Only a new plan needs the tokenizer, and with it torch and transformers: a finished one is judged in seconds.
+    from runs import prepare
+
+    found = [prepare.documents(part) for part in mine]
+    manifests = registry.grids[grid].profiles[settings.profile].manifests
+    plan = prepare.plan(mine, found, wanted, [ROOT / path for path in manifests])
+    store.write_plan(plan)
+    return Planned(plan, mine, found)
+
+
+def compute(
+    settings: Settings, registry: Registry, grid: str, designs: Collection[str], retry_only: bool = False
+) -> int:
+    """Run the cells that the store lacks, and say on stderr what was done; 1 where some failed or a worker died.
+
+    designs: the digests that rows may carry, those of declared deviations included. retry_only: of the cells that the
+    store lacks none, only examples that failed.
+    """
+    planned, store = stored_plan(settings, registry, grid), Store(settings.store)
+    plan = planned.plan
+    # Failed examples are tried again: what failed for want of memory must not stay so.
+    missing = list(dict.fromkeys([*([] if retry_only else store.missing(plan, designs)), *store.failing(plan)]))
+    if not missing:
+        stored = "no example failed" if retry_only else f"all {plan.cells.num_rows:,} cells are stored"
+        return _said(store, plan, designs, f"{stored}, nothing to run")
+    from runs import execute, prepare  # as above: only where there is something to compute
+    from runs.kinds import kind_named
+
+    found = planned.found or [prepare.documents(part) for part in planned.parts]
+    report = execute.run(store, plan, planned.parts, found, missing, settings.workers)
+    for example, message in report.failures.items():
+        print(f"failed: {example}: {message}", file=sys.stderr)
+    if report.died:
+        print(
+            "a worker died (killed, or out of memory); the same command goes on, WORKERS=1 needs less memory",
+            file=sys.stderr,
+        )
+    noun = kind_named(plan.header["kind"]).noun
+    return _said(store, plan, designs, f"{report.done} {noun}s in {report.wall_s:.0f} s") or int(report.died)
+
+
+def _said(store: Store, plan: Plan, designs: Collection[str], what: str) -> int:
+    counts = store.counts(plan, designs)
+    print(
+        f"{what}; {counts['done']:,} of {plan.cells.num_rows:,} cells done, {counts['failed']:,} failed, in {store.root}",
+        file=sys.stderr,
+    )
+    return int(counts["failed"] > 0)
