@@ -20,6 +20,7 @@
 ##
 ## Settings, as in `make claim-1 PROFILE=smoke`; the same names work in the environment:
 ##   PROFILE=smoke|laptop|desktop|paper   MODEL=file.gguf, folder or hub-id@revision   DATA=folder with LongBench .jsonl
+##   MODELS="several of them" for extension-4
 ##   STORE=folder for the rows   WORKERS=processes   CTX=tokens   ARGS="hydra overrides"
 ##   for the first setup: PYTHON=path of a Python 3.11   TORCH_INDEX=package index with another torch build
 ##
@@ -31,7 +32,7 @@
 .NOTPARALLEL:
 
 # What a user types is never expanded by make nor read by a shell: recipes do not mention it, Python reads the environment.
-SETTINGS := PROFILE MODEL DATA STORE WORKERS CTX ARGS CELL TORCH_INDEX PYTHON
+SETTINGS := PROFILE MODEL MODELS DATA STORE WORKERS CTX ARGS CELL TORCH_INDEX PYTHON
 $(foreach name,$(SETTINGS),$(if $(filter-out undefined,$(origin $(name))),\
     $(eval override $(name) := $$(value $(name)))$(eval export $(name))))
 typed := $(strip $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))

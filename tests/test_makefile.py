@@ -141,12 +141,15 @@ def test_the_matrix_makes_its_environment_once_and_runs_both_ends(checkout: Path
     shutil.copy(ROOT / "requirements.oldest", checkout)
     python = checkout / ".venv/bin/python"
     packages = "lib/python3.11/site-packages"
-    write_script(python, f"""#!/bin/sh
+    write_script(
+        python,
+        f"""#!/bin/sh
 case "$*" in
   *"-m venv"*) mkdir -p .venv-matrix/bin .venv-matrix/{packages}; cp "$0" .venv-matrix/bin/python ;;
   *) echo "$0 $*" ;;
 esac
-""")
+""",
+    )
     done, again = make(checkout, "test-matrix"), make(checkout, "test-matrix")
     made, *runs = done.stdout.splitlines()
     assert made.startswith(".venv/bin/python -m pip --python .venv-matrix/bin/python install")

@@ -40,7 +40,9 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     Raises CertError, naming what is not supported, before any work.
     """
     checks.check_model(model)
-    session = Session(model, Options(policy, delta, seed, document, audit, compress_every, callback, tuple(arms), kernel))
+    session = Session(
+        model, Options(policy, delta, seed, document, audit, compress_every, callback, tuple(arms), kernel)
+    )
     try:
         session._open()
         yield session

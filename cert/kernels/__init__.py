@@ -37,23 +37,16 @@ class Case:
 
 def cannot(name: str, case: Case) -> str | None:
     """Why a kernel cannot serve a case, or None where it can."""
-    half = case.dtype in (torch.float16, torch.bfloat16)
-    if name == REFERENCE:
-        return None
-    if case.weights:
-        return "returns the output alone; certificates and h2o's sums need the weights (delta=None switches them off)"
-    if name in ("sdpa", "flash") and case.softcap is not None:
-        return "adds no offset after a soft cap (attn_logit_softcapping)"
-    if name == "sdpa" and half and case.device != "cpu":
-        return "takes a float32 offset beside half-precision queries on a CPU only"
-    if name == "flash":
-        if find_spec("flash_attn") is None:
-            return "flash_attn is not installed"
-        if case.device != "cuda" or not half:
-            return "flash_attn serves bfloat16 and float16 on CUDA devices"
-        if case.head_dim + EXTRA > 256:
-            return f"head_dim {case.head_dim} + {EXTRA} for the offset is above flash_attn's 256"
-    return None
+    half, sdpa_, flash_ = case.dtype in (torch.float16, torch.bfloat16), name == "sdpa", name == "flash"
+    reasons = (
+        (case.weights, "output alone; certificates and h2o's sums need the weights (delta=None switches them off)"),
+        ((sdpa_ or flash_) and case.softcap, "adds no offset after a soft cap (attn_logit_softcapping)"),
+        (sdpa_ and half and case.device != "cpu", "takes a float32 offset beside half precision on a CPU only"),
+        (flash_ and find_spec("flash_attn") is None, "flash_attn is not installed"),
+        (flash_ and (case.device != "cuda" or not half), "serves bfloat16 and float16 on CUDA devices"),
+        (flash_ and case.head_dim + EXTRA > 256, f"head_dim {case.head_dim} + {EXTRA} for the offset is above its 256"),
+    )
+    return None if name == REFERENCE else next((why for applies, why in reasons if applies), None)
 
 
 def best_kernel(case: Case, wanted: str = AUTO) -> tuple[str, str]:
@@ -67,9 +60,6 @@ def best_kernel(case: Case, wanted: str = AUTO) -> tuple[str, str]:
         if why := cannot(wanted, case):
             raise CertError(f"kernel {wanted!r}: {why}")
         return wanted, "asked for by name"
-    passed = []
-    for name in ("sdpa", "eager", REFERENCE):
-        if (why := cannot(name, case)) is None:
-            return name, "; ".join([*dict.fromkeys(passed), UNMEASURED])
-        passed.append(why if case.weights else f"{name} {why}")
-    raise AssertionError("the reference serves every case")
+    passed = {name: why for name in ("sdpa", "eager") if (why := cannot(name, case))}
+    said = [f"{', '.join(n for n in passed if passed[n] == why)}: {why}" for why in dict.fromkeys(passed.values())]
+    return next(n for n in ("sdpa", "eager", REFERENCE) if n not in passed), "; ".join([*said, UNMEASURED])

@@ -53,7 +53,9 @@ def test_half_precision_keeps_a_float32_offset(name: str, dtype: torch.dtype) ->
 
 
 def case(**changes: object) -> Case:
-    return Case(**{"device": "cpu", "dtype": torch.float32, "head_dim": 64, "softcap": None, "weights": False, **changes})
+    return Case(
+        **{"device": "cpu", "dtype": torch.float32, "head_dim": 64, "softcap": None, "weights": False, **changes}
+    )
 
 
 HALF = {"dtype": torch.bfloat16, "device": "cuda"}
@@ -64,9 +66,9 @@ HALF = {"dtype": torch.bfloat16, "device": "cuda"}
     [
         ({}, "sdpa", "flex and flash were run on no GPU"),
         ({"weights": True}, "reference", "certificates and h2o's sums need the weights"),
-        ({"softcap": 30.0}, "eager", "sdpa adds no offset after a soft cap"),
+        ({"softcap": 30.0}, "eager", "sdpa: adds no offset after a soft cap"),
         ({"dtype": torch.float16}, "sdpa", "by name only"),
-        (HALF, "eager", "sdpa takes a float32 offset beside half-precision queries on a CPU only"),
+        (HALF, "eager", "sdpa: takes a float32 offset beside half precision on a CPU only"),
     ],
 )
 def test_the_best_kernel_and_why(changes: dict[str, object], name: str, why: str) -> None:
@@ -141,7 +143,7 @@ def test_flash_around_a_function_of_its_signature() -> None:
 @pytest.mark.usefixtures("flash_attn")
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"softcap": 30.0}, "soft cap"), ({"head_dim": 256}, "above flash_attn's 256"), ({"device": "cpu"}, "on CUDA"),
+    [({"softcap": 30.0}, "soft cap"), ({"head_dim": 256}, "above its 256"), ({"device": "cpu"}, "on CUDA"),
      ({"dtype": torch.float32}, "bfloat16 and float16"), ({"weights": True}, "output alone")],
 )  # fmt: skip
 def test_what_flash_attn_cannot(changes: dict[str, object], why: str) -> None:

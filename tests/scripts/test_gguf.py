@@ -55,13 +55,32 @@ def test_loaded_as_written_and_served(made: tuple[PreTrainedModel, str, Path], t
 def test_claim_1_runs_on_it(made: tuple[PreTrainedModel, str, Path], tmp_path: Path) -> None:
     """In the smoke profile; a file's weights cannot be seen to be random, so what is judged says whose they are."""
     _, architecture, path = made
-    variables = {"PROFILE": "smoke", "MODEL": str(path), "STORE": str(tmp_path), "KVCERT_CACHE": str(tmp_path / "cache")}
-    for folder in ("cert", "runs", "analysis", "scripts", "prereg", "configs", "paper"):  # what it writes is not the user's
+    variables = {
+        "PROFILE": "smoke",
+        "MODEL": str(path),
+        "STORE": str(tmp_path),
+        "KVCERT_CACHE": str(tmp_path / "cache"),
+    }
+    for folder in (
+        "cert",
+        "runs",
+        "analysis",
+        "scripts",
+        "prereg",
+        "configs",
+        "paper",
+    ):  # what it writes is not the user's
         ignored = shutil.ignore_patterns("store", "out", "__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / "copy" / folder, ignore=ignored)
     command = [sys.executable, "-m", "scripts.claim", "claim-1", "--json"]
     done = subprocess.run(
-        command, cwd=tmp_path / "copy", env=os.environ | variables, capture_output=True, text=True, timeout=300, check=False
+        command,
+        cwd=tmp_path / "copy",
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

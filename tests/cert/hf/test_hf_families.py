@@ -90,7 +90,9 @@ def test_budget_one_is_bit_equal(family: str) -> None:
 def test_aware_and_while_generating(family: str) -> None:
     """Compressed at the end of the prompt and after every third token: each step equals the oracle's."""
     model, oracle, biases = model_of(family), Oracle(model_of(family)), []
-    with certified(model, POLICY, compress_every=3, callback=lambda _: biases.append(column_bias(session.cache))) as session:
+    with certified(
+        model, POLICY, compress_every=3, callback=lambda _: biases.append(column_bias(session.cache))
+    ) as session:
         out = model.generate(CONTEXT, max_new_tokens=6, **GENERATE)
         assert session.summary()["compressions"] == 2
     close(out.logits[0], oracle.feed(CONTEXT)[:, -1])
@@ -133,7 +135,10 @@ def test_groups_of_one_to_eight_and_a_head_dim_of_its_own(family: str, heads: in
 @pytest.mark.parametrize("family", sorted(REFUSED))
 def test_the_others_are_refused_by_name_with_the_reason(family: str) -> None:
     model = model_of(family, "eager", **REFUSABLE.get(family, {}))
-    with pytest.raises(CertError, match=f"{type(model).__name__}: {re.escape(REFUSED[family])}"), certified(model, POLICY):
+    with (
+        pytest.raises(CertError, match=f"{type(model).__name__}: {re.escape(REFUSED[family])}"),
+        certified(model, POLICY),
+    ):
         raise AssertionError("the block ran")
     assert "generate" not in model.__dict__ and not model._forward_pre_hooks
 
@@ -154,7 +159,7 @@ def test_a_type_that_nobody_tested_is_not_served() -> None:
 def test_a_soft_cap_that_sdpa_would_leave_out(family: str) -> None:
     model = model_of(family)
     model.config._attn_implementation_internal = "sdpa"  # older versions of transformers let one ask for it
-    with pytest.raises(CertError, match="attn_logit_softcapping.*eager"), certified(model, POLICY):
+    with pytest.raises(CertError, match=r"attn_logit_softcapping.*eager"), certified(model, POLICY):
         pass
 
 
@@ -173,7 +178,7 @@ def test_scores_and_served_errors_are_of_capped_logits(score: str) -> None:
         model(input_ids=QUESTION[:, :1], use_cache=True, **session.cache_kwargs)
         errors = torch.tensor(session.certificates["err"]).view(2, 4)
     oracle.feed(QUESTION[:, :1])
-    for place, (index, layer) in enumerate(session.cache.compressible.items()):
+    for place, index in enumerate(session.cache.compressible):
         q, k, _ = (x[0] for x in rows[index])
         logit = 2 * torch.tanh(torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(2, 0)) * 8**-0.5 / 2)
         share = logit.masked_fill(torch.ones(120, 120).triu(1).bool(), -torch.inf).softmax(-1)

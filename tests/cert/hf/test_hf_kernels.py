@@ -69,9 +69,9 @@ def test_a_forced_kernel_that_cannot_work_is_refused_before_any_work(
 ) -> None:
     model = tiny("gemma2", "eager", **config) if config else tiny()
     before = model.config._attn_implementation
-    with pytest.raises(CertError, match=f"kernel '{kernel}': .*{why}"):
-        with certified(model, POLICY, delta=delta, kernel=kernel):
-            raise AssertionError("the block ran")
+    refused = pytest.raises(CertError, match=f"kernel '{kernel}': .*{why}")
+    with refused, certified(model, POLICY, delta=delta, kernel=kernel):
+        raise AssertionError("the block ran")
     assert model.config._attn_implementation == before and "generate" not in model.__dict__
 
 
