@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from cert.certificate import DELTA
-from cert.hf import checks
+from cert.hf import arguments, checks
 from cert.hf.cache import CertifiedCache
 from cert.hf.session import Session
 from cert.hf.state import Callback, Options
@@ -39,10 +40,12 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     serves retained rows, by name (cert.kernels); certificates need the reference.
     Raises CertError, naming what is not supported, before any work.
     """
+    others: Any = tuple(arms) if isinstance(arms, Iterable) else arms
+    options = Options(policy, delta, seed, document, audit, compress_every, callback, others, kernel)
+    usable = all(hasattr(model, name) for name in ("config", "generate", "modules"))
+    arguments.expect(usable, "model", model, "a transformers model with generate()")
     checks.check_model(model)
-    session = Session(
-        model, Options(policy, delta, seed, document, audit, compress_every, callback, tuple(arms), kernel)
-    )
+    session = Session(model, options)
     try:
         session._open()
         yield session

@@ -72,7 +72,8 @@ def _served(state: State, cache: CertifiedCache, layer: CertifiedLayer, query: T
             continue
         out, all_weights = retained_weights(layer, piece, layer.scale, first + start)
         if cache.policy.score == "h2o":
-            layer.mass = _grown(layer) + attention_share(layer, all_weights)
+            with torch.no_grad():
+                layer.mass = _grown(layer) + attention_share(layer, all_weights)
         outs.append(out)
         weight = all_weights[:, -1]
     return torch.cat(outs, dim=1), weight

@@ -13,6 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from cert.errors import CertError
+from cert.hf.plans import Plans
 from cert.policy import Policy
 
 ROLLBACK, BATCH = "a certified cache cannot be rolled back", "a certified cache does not change its batch"
@@ -83,19 +84,15 @@ class CertifiedLayer(DynamicLayer):
         if self.log_weight is not None:
             self._append_scalars(key_states)
         if self.audit is not None:
-            self.audit = (
-                torch.cat([self.audit[0], key_states], dim=-2),
-                torch.cat([self.audit[1], value_states], dim=-2),
-            )
+            k, v = self.audit
+            self.audit = torch.cat([k, key_states], dim=-2), torch.cat([v, value_states], dim=-2)
         self.length += key_states.shape[-2]
         return super().update(key_states, value_states, *args, **kwargs)
 
     def _append_scalars(self, key_states: Tensor) -> None:
         assert self.log_weight is not None and self.position is not None
         if self.terms.closed:
-            raise CertError(
-                "this cache has evicted tokens and its certified() session has ended: plain attention on it"
-            )
+            raise CertError("this cache has evicted tokens, and its session has ended: no plain attention on it")
         new = torch.arange(self.length, self.length + key_states.shape[-2], device=key_states.device, dtype=torch.int32)
         new = new.expand(*key_states.shape[:2], -1)
         self.log_weight = torch.cat([self.log_weight, torch.zeros_like(new, dtype=torch.float32)], dim=-1)
@@ -163,6 +160,7 @@ class CertifiedCache(Cache):
         )
         self.ids: Tensor | None = None  # [batch, length] on the CPU
         self.events: list[int] = []  # logical lengths at which it was compressed
+        self.plans: Plans = {}  # what each event decided
         self.documents: tuple[int | str, ...] = ()  # one a row, known from the first compression on
         self.expected: float | None = None  # sum of prob / logical rows at the last event
         self.realised: float | None = None
@@ -183,17 +181,11 @@ class CertifiedCache(Cache):
         """Logical length: tokens fed so far."""
         return 0 if self.ids is None else self.ids.shape[1]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The logical length, of any layer."""
-        return int(super().get_seq_length(layer_idx))
-
     def feed(self, ids: Tensor) -> None:
         """Note the tokens [batch, m] of a forward that is about to run."""
         new = ids.detach().to("cpu", torch.int64)
         if self.ids is not None and self.ids.shape[0] != new.shape[0]:
-            raise CertError(
-                f"a batch of {new.shape[0]}: expected the {self.ids.shape[0]} rows this cache was begun with"
-            )
+            raise CertError(f"a batch of {new.shape[0]}: expected {self.ids.shape[0]} rows, as this cache began with")
         self.ids = new if self.ids is None else torch.cat([self.ids, new], dim=1)
 
     def fork(self, policy: Policy | None = None) -> "CertifiedCache":
@@ -210,7 +202,7 @@ class CertifiedCache(Cache):
             raise CertError(f"fork to score {policy.score!r}: the prefill kept nothing for it; name it in arms=")
         other = copy.copy(self)
         other.terms = replace(self.terms, policy=policy)
-        other.ids, other.events, other.layers = _copied(self.ids), list(self.events), []
+        other.ids, other.events, other.plans, other.layers = _copied(self.ids), list(self.events), dict(self.plans), []
         for layer in self.layers:
             twin = copy.copy(layer)
             twin.__dict__.update({name: _copied(value) for name, value in vars(layer).items()})

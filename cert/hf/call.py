@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cert.hf.plans import Plans
 from cert.policy import Policy
 
 CACHE_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before
@@ -33,6 +34,7 @@ class Call:
     rng: list[Tensor]
     begun: tuple[Tensor, tuple[int, ...]] | None  # ids and compression points; None: an empty cache
     policy: Policy  # of the cache it was served from
+    runs: dict[float, Plans] = field(default_factory=dict)  # budget -> what that run's compressions decided
 
     @contextmanager
     def same_randomness(self) -> Iterator[None]:

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from cert.errors import CertError
-from cert.hf.attention import own_implementation
+from cert.hf.arguments import check_ids
+from cert.hf.attention import NAME, own_implementation
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import CACHE_NAMES
-from cert.hf.families import REFUSED, TESTED
+from cert.hf.families import LATENT, REFUSED, TESTED
 from cert.hf.state import OPEN, State
 from cert.kernels import Case, best_kernel
 
@@ -47,9 +48,15 @@ def check_model(model: PreTrainedModel) -> None:
         raise CertError(f"{name}: cache layers of kind {other[0]}; expected full and sliding attention")
     if DynamicLayer not in kinds:
         raise CertError(f"{name}: every layer is sliding; no layer with full attention, so nothing to compress")
+    _check_modules(model, name, len(kinds))
+    _check_attention(name, config)
+
+
+def _check_attention(name: str, config: PreTrainedConfig) -> None:
     if getattr(config, "use_bidirectional_attention", None):
         raise CertError(f"{name}: use_bidirectional_attention is set, which the retained attention does not support")
-    _check_modules(model, name, len(kinds))
+    if getattr(config, "kv_lora_rank", None):
+        raise CertError(f"{name}: {LATENT}")
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
         raise CertError(f"{name}: sdpa leaves out attn_logit_softcapping; load it with attn_implementation='eager'")
     if config.model_type not in TESTED:
@@ -64,6 +71,8 @@ def _check_modules(model: PreTrainedModel, name: str, layers: int) -> None:
         raise CertError(f"{name}: learned sink logits, which the retained attention does not support")
     for module in modules:
         before = module.config._attn_implementation
+        if before == NAME:
+            raise CertError(f"{name}: shares its config with a model in another certified() session")
         own_implementation(module, before)
         if before not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
             raise CertError(f"{name}: attention {before!r} has no mask function to delegate to")
@@ -143,8 +152,7 @@ def check_full_ids(ids: Tensor, cache: CertifiedCache) -> None:
         return
     if ids.shape[1] <= cache.length or not torch.equal(ids[:, : cache.length].cpu(), cache.ids):
         raise CertError(
-            f"generate with a cache of {cache.length} tokens: expected the full ids, beginning with those tokens, and "
-            f"at least one more; got {ids.shape[1]}"
+            f"generate from a cache of {cache.length} tokens: expected the full ids, these and more; got {ids.shape[1]}"
         )
 
 
@@ -152,6 +160,4 @@ def prompt_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The token ids [batch, n] generate() was called with."""
     ids = args[0] if args else kwargs.get("inputs")
     ids = kwargs.get("input_ids") if ids is None else ids
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.numel() == 0:
-        raise CertError("generate: expected input_ids, a tensor [batch, n] of at least one token")
-    return ids
+    return check_ids("generate", ids)

@@ -13,6 +13,7 @@ from cert.design import SPARE, protected_set, streaming_probs, topk_set
 from cert.draw import poisson_keep, uniforms
 from cert.errors import CertError
 from cert.hf.cache import CertifiedCache, CertifiedLayer, ids_sha256
+from cert.hf.plans import Plan, Plans, least_prob
 from cert.merge import merged_values
 from cert.policy import Policy
 
@@ -20,11 +21,12 @@ LOGITS_AT_ONCE = 2**22  # of a multi-token step over retained rows, which are pr
 
 
 @torch.no_grad()
-def compress(cache: CertifiedCache, seed: int, document: int | str | None) -> None:
+def compress(cache: CertifiedCache, seed: int, document: int | str | None, smaller: tuple[Plans, ...] = ()) -> None:
     """Evict down to the policy's budget in every full-attention layer; the cache's own coins decide.
 
     The first event draws from all tokens, a later one from those still there, by streaming_probs and the ONE permanent
-    coin of each. A second call without new tokens in between changes nothing.
+    coin of each. A second call without new tokens in between changes nothing. smaller: plans of runs at smaller
+    budgets; prob = max(prob, theirs), so that what they retained is retained.
     """
     if cache.ids is None:
         raise CertError("compress: nothing was fed yet")
@@ -33,55 +35,34 @@ def compress(cache: CertifiedCache, seed: int, document: int | str | None) -> No
     if not cache.events:
         cache.settle()
     if not cache.documents:
-        cache.documents = _documents(cache.ids, document)
+        cache.documents = tuple(map(ids_sha256, cache.ids)) if document is None else (document,)
     cache.events.append(cache.length)
     layers = cache.compressible
-    before = sum(full_bytes(layer) for layer in layers.values())
-    sums = []
+    before = sum(prefix_bytes(layer)[0] for layer in layers.values())
+    plan = cache.plans.setdefault(cache.length, {})
     for place, (index, layer) in enumerate(layers.items()):
         if layer.length != cache.length:
             raise CertError(f"layer {index} holds {layer.length} tokens of {cache.length}: a forward did not finish")
         if cache.policy.design == "none":
             continue
-        coins = _coins(cache, seed, index)
+        heads, where = layer.stored[0].shape[1], layer.stored[0].device
+        coins = torch.stack([uniforms(seed, name, index, heads, cache.length, where) for name in cache.documents])
+        theirs = [plans[cache.length][index] for plans in smaller if index in plans.get(cache.length, {})]
         event = first_event if layer.log_weight is None else later_event
-        sums.append(event(layer, cache.policy, coins, place, len(layers)))
+        plan[index] = event(layer, cache.policy, coins, least_prob(theirs, coins, layer.position), (place, len(layers)))
         if layer.log_weight is not None and not cache.terms.often:
             layer.queries = None
     rows = sum(layer.real.sum().item() for layer in layers.values())
     logical = sum(layer.real[..., 0].numel() * layer.length for layer in layers.values())
     cache.realised = rows / logical
-    cache.expected = sum(sums) / logical if sums else 1.0
-    cache.prefix_bytes = (before, sum(kept_bytes(layer) for layer in layers.values()))
+    cache.expected = sum(x.expected for x in plan.values()) / logical if plan else 1.0
+    cache.prefix_bytes = (before, sum(prefix_bytes(layer)[1] for layer in layers.values()))
 
 
-def _documents(ids: Tensor, document: int | str | None) -> tuple[int | str, ...]:
-    if document is not None and ids.shape[0] > 1:
-        raise CertError(f"document {document!r} for a batch of {ids.shape[0]}: expected None (each row's own SHA-256)")
-    return tuple(ids_sha256(row) for row in ids) if document is None else (document,)
-
-
-def _coins(cache: CertifiedCache, seed: int, index: int) -> Tensor:
-    """[batch, kv_heads, length]: one permanent coin for each token, whatever was evicted since."""
-    keys = cache.compressible[index].stored[0]
-    rows = [uniforms(seed, name, index, keys.shape[1], cache.length, keys.device) for name in cache.documents]
-    return torch.stack(rows)
-
-
-def row_bytes(layer: CertifiedLayer) -> int:
-    """Bytes of one token's key and value in one KV head."""
-    return sum(x.shape[-1] * x.element_size() for x in layer.stored)
-
-
-def full_bytes(layer: CertifiedLayer) -> int:
-    """Bytes of keys and values if nothing had been evicted."""
-    batch, kv_heads = layer.stored[0].shape[:2]
-    return batch * kv_heads * layer.length * row_bytes(layer)
-
-
-def kept_bytes(layer: CertifiedLayer) -> int:
-    """Bytes of the retained keys and values, without padding."""
-    return int(layer.real.sum()) * row_bytes(layer)
+def prefix_bytes(layer: CertifiedLayer) -> tuple[int, int]:
+    """Bytes of keys and values if nothing had been evicted, and of the retained ones, without padding."""
+    row = sum(x.shape[-1] * x.element_size() for x in layer.stored)
+    return layer.real[..., 0].numel() * layer.length * row, int(layer.real.sum()) * row
 
 
 # ---------------------------------------------------------------- scores
@@ -148,26 +129,28 @@ def _window_score(layer: CertifiedLayer, pool: int) -> Tensor:
 # ---------------------------------------------------------------- events
 
 
-def first_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, place: int, places: int) -> float:
-    """Compress a layer that has evicted nothing yet; returns the expected number of retained tokens."""
+def first_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, least: Tensor, at: tuple[int, int]) -> Plan:
+    """Compress a layer that has evicted nothing yet, prob = max(the policy's, least); at: its place among how many."""
     score, (k, v) = token_scores(layer, policy), layer.stored
-    prob, keep = policy.plan(score, coins, place, places)
-    if bool(keep.all()) and bool((prob == 1).all()):
-        return float(keep.sum())
+    prob = torch.maximum(policy.plan(score, coins, *at)[0], least)
+    keep = poisson_keep(prob, coins)  # topk: prob is 0 or 1, which no coin is
+    plan = Plan(prob.cpu(), None, float(prob.double().sum()))
+    if bool((prob == 1).all()):
+        return plan
     if policy.design == "poisson":
         layer.anticipated = anticipated_variance(score, prob, v)
     if layer.terms.audit:
         layer.audit = (k.clone(), v.clone())
     layer.position = torch.arange(layer.length, dtype=torch.int32, device=keep.device).expand(keep.shape)
     _evict(layer, policy, keep, prob, score)
-    return float(prob.double().sum())
+    return plan
 
 
-def later_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, place: int, places: int) -> float:
-    """Compress again: overall probabilities by streaming_probs, the same coins; V_ant of the event is added."""
+def later_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, least: Tensor, at: tuple[int, int]) -> Plan:
+    """Compress again: overall prob = max(streaming_probs, least), the same coins; V_ant of the event is added."""
     assert layer.position is not None
     score, before, real, v = token_scores(layer, policy), layer.prob, layer.real, layer.stored[1]
-    wanted = _streaming_budgets(layer, policy, score, place, places)
+    wanted = _streaming_budgets(layer, policy, score, *at)
     prob, keep, expected = before.clone(), real.clone(), 0.0
     for row, head in torch.cartesian_prod(*(torch.arange(x) for x in real.shape[:2])).tolist():
         here = real[row, head].nonzero().squeeze(-1)
@@ -178,11 +161,12 @@ def later_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, place: int
         position = layer.position[row, head, here].long()
         mine, had = score[row, head, here], before[row, head, here]
         certain = protected_set(layer.length, policy.sinks, policy.recent, position.device)[position]
+        bound = least[row, head, here]
         if policy.design == "topk":
-            keep[row, head, here] = topk_set(mine, budget, certain)
-            expected += budget
+            keep[row, head, here] = topk_set(mine, budget, certain) | (bound > 0)
+            expected += int(keep[row, head, here].sum())
             continue
-        now = streaming_probs(mine, had, budget, certain, policy.floor)
+        now = torch.maximum(streaming_probs(mine, had, budget, certain, policy.floor), bound)
         prob[row, head, here] = now
         keep[row, head, here] = certain | poisson_keep(now, coins[row, head, position])
         expected += float((now / had).double().sum())
@@ -190,8 +174,10 @@ def later_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, place: int
         added = anticipated_variance((mine / had)[None], again[None], v[row, head, here][None])
         assert layer.anticipated is not None
         layer.anticipated[row, head] += added[0]
+    chance = prob if policy.design == "poisson" else keep.to(prob.dtype)
+    plan = Plan(chance.cpu(), layer.position.cpu(), expected)
     _evict(layer, policy, keep, prob, score)
-    return expected
+    return plan
 
 
 def _streaming_budgets(layer: CertifiedLayer, policy: Policy, score: Tensor, place: int, places: int) -> Tensor:

@@ -7,13 +7,14 @@ TESTED = {
     "ministral", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "phimoe",
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma",
 }  # fmt: skip
+LATENT = "latent attention (MLA), whose cache holds neither keys nor values"
 _BECAUSE = {
     "does not follow transformers' attention interface": "bloom mpt",
     "layers that keep a state instead of keys and values": "falcon_h1 jamba lfm2 mamba qwen3_next",
     "layers share their keys and values (KV sharing)": "gemma3n_text",
     "learned sink logits": "gpt_oss mimo_v2_flash",
-    "attends twice, to keys or values other than those in the cache": "diffllama",
+    "its attention reads other keys or values than its cache returns": "diffllama jetmoe",
     "a learned mask of its own, which evicted layers would not see": "doge",
-    "keys and values unpacked from a latent (MLA), not tested": "deepseek_v3",
+    LATENT: "deepseek_v3 minicpm3",
 }
 REFUSED = {name: why for why, names in _BECAUSE.items() for name in names.split()}

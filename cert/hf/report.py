@@ -13,7 +13,7 @@ from cert.attention import at_least_float32, full_attention
 from cert.certificate import RequestCertificate, max_term, poisson_variance, radius, request_certificate, tail_flags
 from cert.errors import CertError
 from cert.hf.cache import CertifiedCache, CertifiedLayer
-from cert.hf.compress import full_bytes, kept_bytes
+from cert.hf.compress import prefix_bytes
 from cert.hf.state import Block, State
 
 OFF = "certificates are switched off (delta=None)"
@@ -64,18 +64,18 @@ def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: 
         state.blocks.append(Block(*place, out_norm=out.norm(dim=-1), err=err, **found))
     if index == max(cache.compressible):
         state.step += 1
-        if options.callback is not None and delta is not None:
-            options.callback(_token(state))
+        if options.callback is not None:
+            step = {"request": state.request, "step": state.step - 1, "position": layer.length - 1}
+            options.callback(step | _token(state))
 
 
 def _token(state: State) -> dict[str, Any]:
-    """The certificate of the step that has just ended, over its layers and heads: what a callback is given."""
-    blocks = [b for b in state.blocks[-len(state.modules) :] if (b.request, b.step) == (state.request, state.step - 1)]
-    r = torch.stack([b.radius for b in blocks if b.radius is not None]).float().flatten(1)
-    norm = torch.stack([b.out_norm for b in blocks]).float().flatten(1)
-    found = request_certificate(r[:, None], norm[:, None])
-    place = {"request": state.request, "step": state.step - 1, "position": blocks[0].position}
-    return place | {"certificate": found.value, "undefined_share": found.undefined_share}
+    """The certificate of the step that has just ended, over its layers and heads, or why there is none."""
+    now = (state.request, state.step - 1)
+    blocks = [b for b in state.blocks[-len(state.modules) :] if (b.request, b.step) == now]
+    found = request_number(state, state.request, "radius", blocks)
+    numbers = (None, None) if found is None else (found.value, found.undefined_share)
+    return {"certificate": numbers[0], "undefined_share": numbers[1], "reason": state.reasons[state.request]}
 
 
 def table(state: State) -> dict[str, list[Any]]:
@@ -107,9 +107,9 @@ def _numbers(x: Tensor | None, count: int) -> list[Any]:
     return [None if value != value else value for value in x.flatten().tolist()]
 
 
-def request_number(state: State, request: int, which: str = "radius") -> RequestCertificate | None:
+def request_number(state: State, request: int, which: str, blocks: list[Block]) -> RequestCertificate | None:
     """The request certificate over compressed layers, steps and heads; None where the composition has none."""
-    own = [b for b in state.blocks if b.request <= request < b.request + b.out_norm.shape[0]]
+    own = [b for b in blocks if b.request <= request < b.request + b.out_norm.shape[0]]
     if state.reasons.get(request) is not None or any(getattr(b, which) is None for b in own):
         return None
     layers = sorted({b.layer for b in own})
@@ -124,7 +124,7 @@ def request_number(state: State, request: int, which: str = "radius") -> Request
 
 
 def storage_bytes(cache: CertifiedCache) -> dict[str, int]:
-    """Bytes the cache holds, by kind; together they are the bytes of its tensors' storages."""
+    """Bytes the cache holds, by kind; but for plan_bytes, in host memory, they are those of its tensors' storages."""
     found = dict.fromkeys(("cache_bytes_before", "cache_bytes_after", "padding_bytes", "scalar_bytes"), 0)
     found |= dict.fromkeys(("audit_bytes", "score_bytes", "sliding_bytes"), 0)
     for layer in cache.layers:
@@ -134,29 +134,37 @@ def storage_bytes(cache: CertifiedCache) -> dict[str, int]:
         if not isinstance(layer, CertifiedLayer):
             found["sliding_bytes"] += stored
             continue
-        found["cache_bytes_before"] += full_bytes(layer)
-        found["cache_bytes_after"] += kept_bytes(layer)
-        found["padding_bytes"] += stored - kept_bytes(layer)
+        before, after = prefix_bytes(layer)
+        found["cache_bytes_before"] += before
+        found["cache_bytes_after"] += after
+        found["padding_bytes"] += stored - after
         found["scalar_bytes"] += _size(layer.log_weight, layer.position, layer.evicted, layer.anticipated)
         found["score_bytes"] += _size(layer.queries, layer.mass)
         found["audit_bytes"] += _size(*(layer.audit or ()))
-    return found
+    plans = [plan for event in cache.plans.values() for plan in event.values()]
+    return found | {"plan_bytes": sum(_size(plan.prob, plan.position) for plan in plans)}
 
 
 def _size(*tensors: Tensor | None) -> int:
     return sum(x.untyped_storage().nbytes() for x in tensors if x is not None)
 
 
-def summary(state: State, cache: CertifiedCache, request: int) -> dict[str, Any]:
-    """One request in numbers: certificates, budgets, bytes by kind, the kernel and why, prefill tokens spent."""
-    policy, n = cache.policy, (cache.events or [cache.length])[-1]
+def summary(state: State, request: int) -> dict[str, Any]:
+    """One request in numbers: certificates, and its cache as it is, or was when the request ended."""
+    numbers = {name: request_number(state, request, which, state.blocks) for name, which in NUMBERS.items()}
+    found = {name: None if one is None else asdict(one) for name, one in numbers.items()}
+    facts = state.ended.get(request) or cache_facts(state)
+    return {"request": request, **found, "no_certificate": state.reasons[request], **facts}
+
+
+def cache_facts(state: State) -> dict[str, Any]:
+    """The session's cache as it is: budgets, bytes by kind, the kernel and why, prefill tokens spent so far."""
+    assert state.cache is not None
+    cache, policy = state.cache, state.cache.policy
+    n = (cache.events or [cache.length])[-1]
     tokens, raised = policy.tokens(n) if n else (0, False)
-    numbers = {name: request_number(state, request, which) for name, which in NUMBERS.items()}
     nominal = policy.budget if policy.budget is not None else min(1.0, (policy.budget_tokens or n) / max(n, 1))
     return {
-        "request": request,
-        **{name: None if one is None else asdict(one) for name, one in numbers.items()},
-        "no_certificate": state.reasons.get(request),
         "documents": cache.documents,
         "nominal_budget": nominal,
         "budget_tokens": tokens,

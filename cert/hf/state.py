@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from cert.certificate import DELTA
-from cert.errors import CertError
+from cert.hf.arguments import OPTIONS, expect
 from cert.hf.cache import CertifiedCache
 from cert.kernels import AUTO
 from cert.policy import Policy
@@ -30,10 +30,8 @@ class Options:
     kernel: str = AUTO
 
     def __post_init__(self) -> None:
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise CertError(f"delta {self.delta}: expected a level between 0 and 1, or None for no certificates")
-        if self.compress_every is not None and self.compress_every < 1:
-            raise CertError(f"compress_every {self.compress_every}: expected at least 1 token")
+        for name, (holds, what) in OPTIONS.items():
+            expect(holds(value := getattr(self, name)), name, value, what)
 
 
 @dataclass
@@ -59,10 +57,12 @@ class State:
     options: Options
     before: dict[int, tuple[Any, str]] = field(default_factory=dict)  # id(config) -> config, its implementation
     modules: dict[int, Any] = field(default_factory=dict)  # id(attention module) -> module
+    cache: CertifiedCache | None = None  # of the last forward
     running: CertifiedCache | None = None  # the cache of the forward under way
     feeding: bool = False  # session.prefill(): neither compress nor record
     blocks: list[Block] = field(default_factory=list)
     reasons: dict[int, str | None] = field(default_factory=dict)  # request -> why it has no certificate
+    ended: dict[int, dict[str, Any]] = field(default_factory=dict)  # request -> what its cache was when it ended
     request: int = -1
     step: int = 0
     prefill_tokens: int = 0

@@ -33,7 +33,11 @@ def as_if_trained(folder: Path) -> Path:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     top = tmp_path_factory.mktemp("models")
     made = {family: as_if_trained(tiny_folder(top / f"a {family}", family)) for family in ("llama", "qwen3", "phi")}
-    return {**made, "fresh": tiny_folder(top / "fresh", "qwen2"), "other": as_if_trained(tiny_folder(top / "o", "biogpt"))}
+    return {
+        **made,
+        "fresh": tiny_folder(top / "fresh", "qwen2"),
+        "other": as_if_trained(tiny_folder(top / "o", "biogpt")),
+    }
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **variables: str) -> _cli.Settings:

@@ -52,8 +52,10 @@ REFUSABLE = {
     "gpt_oss": {**EXPERTS, "max_position_embeddings": 131072},
     "jamba": {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 2,
               "use_mamba_kernels": False},
+    "jetmoe": {**EXPERTS, "kv_channels": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "mimo_v2_flash": {},
+    "minicpm3": {"num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+                 "q_lora_rank": 8, "kv_lora_rank": 8},
     "qwen3_next": {**EXPERTS, "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
                    "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16},
 }  # fmt: skip

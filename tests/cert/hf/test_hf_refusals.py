@@ -16,6 +16,11 @@ POLICY = Policy.preset("certified", budget=0.4)
 IDS = tokens(80)
 
 
+LATENT = {"num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8,
+          "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 1, "n_group": 1,
+          "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1}  # fmt: skip
+
+
 def other(kind: str, **changes: object) -> torch.nn.Module:
     small = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256}  # fmt: skip
@@ -27,6 +32,10 @@ def other(kind: str, **changes: object) -> torch.nn.Module:
     [
         (lambda: other("mistral", sliding_window=16), "every layer is sliding"),
         (lambda: other("gpt_oss", num_local_experts=2, num_experts_per_tok=1), "sink"),
+        (lambda: other("diffllama"), "other keys or values"),
+        (lambda: other("jetmoe", kv_channels=8, num_local_experts=2, num_experts_per_tok=1), "other keys or values"),
+        (lambda: other("deepseek_v3", **LATENT), "latent attention"),
+        (lambda: other("minicpm3", **LATENT), "latent attention"),
         (lambda: other("bloom", hidden_size=32, n_head=4, n_layer=2), "attention interface"),
         (lambda: tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
     ],
@@ -96,9 +105,9 @@ def test_a_left_padded_batch_and_a_document_for_two() -> None:
     with certified(model, POLICY, document="one") as session:
         with pytest.raises(CertError, match="padding"):
             model.generate(IDS.expand(2, -1), attention_mask=mask, max_new_tokens=3)
-        session.prefill(IDS.expand(2, -1))
         with pytest.raises(CertError, match="batch of 2"):
-            session.compress()
+            session.prefill(IDS.expand(2, -1))
+        assert session.cache is None and session.prefill_tokens == 0
 
 
 def test_the_cache_cannot_be_rolled_back_nor_reordered() -> None:
@@ -165,6 +174,7 @@ def test_classifier_free_guidance() -> None:
 
 
 def test_values_that_are_not_the_cache_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What families.py does not know by name is refused in the first forward."""
     model, update = tiny(), CertifiedLayer.update
     monkeypatch.setattr(CertifiedLayer, "update", lambda *rows, **more: tuple(x.clone() for x in update(*rows, **more)))
     with torch.no_grad(), certified(model, POLICY), pytest.raises(CertError, match="keys or values"):
