@@ -61,7 +61,7 @@ REFUSABLE = {
 }  # fmt: skip
 # What the oldest version of transformers that pyproject.toml allows does not know, cannot configure, or wrote otherwise.
 NEWER = {"cohere2", "ernie4_5", "internlm3", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phimoe",
-         "diffllama", "falcon_h1", "mamba", "mimo_v2_flash"}  # fmt: skip
+         "diffllama", "falcon_h1", "mamba", "mimo_v2_flash", "minicpm3"}  # fmt: skip
 OLD = Version(transformers.__version__) < Version("5.24")
 CAPPED = ("gemma2", "vaultgemma")
 CONTEXT, QUESTION = tokens(120), tokens(5, seed=2)

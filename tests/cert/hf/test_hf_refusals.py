@@ -32,10 +32,8 @@ def other(kind: str, **changes: object) -> torch.nn.Module:
     [
         (lambda: other("mistral", sliding_window=16), "every layer is sliding"),
         (lambda: other("gpt_oss", num_local_experts=2, num_experts_per_tok=1), "sink"),
-        (lambda: other("diffllama"), "other keys or values"),
         (lambda: other("jetmoe", kv_channels=8, num_local_experts=2, num_experts_per_tok=1), "other keys or values"),
         (lambda: other("deepseek_v3", **LATENT), "latent attention"),
-        (lambda: other("minicpm3", **LATENT), "latent attention"),
         (lambda: other("bloom", hidden_size=32, n_head=4, n_layer=2), "attention interface"),
         (lambda: tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
     ],
