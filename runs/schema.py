@@ -127,7 +127,8 @@ REPLAY = RowSchema(
 _PLANNED = "arm policy mode prompt_sha256 kind"
 _CERTIFICATES = "certificate certificate_assisted certificate_mean certificate_top certificate_max undefined_share"
 _COMPRESSED = "expected_budget realised_budget"
-_OPTIONAL = "message scorer_error all_classes certificate_layers no_certificate entropy margin n_tokens budget_tokens budget_raised"
+_OPTIONAL = "message scorer_error all_classes certificate_layers no_certificate entropy margin"
+_OPTIONAL += " n_tokens budget_tokens budget_raised"
 TASKS = RowSchema(
     pa.schema(
         [

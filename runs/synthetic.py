@@ -93,7 +93,8 @@ def _free(digits: int) -> list[int]:
 
 INTRO = "Read this text and remember the facts in it."
 SHORT = "Answer with the value only."
-# The wordings are those a 135M model answers best, tried on seeds from 1000 on; without SHORT where that was better.
+# The wordings are those that a 135M model answers best, of some tried on seeds from 1000 on; SHORT where it helps. Answers
+# are words or two digits where they can be: of five digits some are lost in any eviction.
 
 
 def _planted_facts(rng: Random) -> Quiz:
@@ -129,22 +130,22 @@ def _multi_key_needle(rng: Random) -> Quiz:
 
 
 def _needles(rng: Random, kind: str, count: int) -> Quiz:
-    keys, values = _pick(rng, WORDS, count), rng.sample(_free(5), count)
-    facts = [f"The magic number for {key} is {value}." for key, value in zip(keys, values, strict=True)]
+    keys, values = _pick(rng, NAMES, count), _pick(rng, WORDS, count)
+    facts = [f"The magic word for {key} is {value}." for key, value in zip(keys, values, strict=True)]
     asked = rng.randrange(count)
-    return Quiz(facts, [(kind, f"What is the magic number for {keys[asked]}? {SHORT}", (str(values[asked]),))])
+    return Quiz(facts, [(kind, f"What is the magic word for {keys[asked]}? {SHORT}", (values[asked],))])
 
 
 def _key_value_retrieval(rng: Random) -> Quiz:
-    keys, values = _pick(rng, WORDS, 6), rng.sample(_free(5), 6)
+    keys, values = _pick(rng, WORDS, 4), rng.sample(_free(2), 4)
     pairs = ", ".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
-    asked = rng.randrange(6)
+    asked = rng.randrange(4)
     question = f'What is the value of "{keys[asked]}"? {SHORT}'
     return Quiz([f"JSON data: {{{pairs}}}."], [("key_value_retrieval", question, (str(values[asked]),))])
 
 
 def _variable_tracking(rng: Random) -> Quiz:
-    (a, b, c), (value,) = _pick(rng, WORDS, 3), rng.sample(_free(5), 1)
+    (a, b, c), (value,) = _pick(rng, WORDS, 3), rng.sample(_free(2), 1)
     facts = [f"The number of {a} is {value}.", f"The number of {b} is the number of {a}."]
     facts += [f"The number of {c} is the number of {b}."]
     return Quiz(facts, [("variable_tracking", f"What is the number of {c}?", (str(value),))])

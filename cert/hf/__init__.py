@@ -28,6 +28,7 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     compress_every: int | None = None,
     callback: Callback | None = None,
     arms: Iterable[Policy] = (),
+    signals: bool = False,
     kernel: str = AUTO,
 ) -> Iterator[Session]:
     """Serve this model from certified caches until the block ends, also by an exception; then it is as it was.
@@ -36,12 +37,13 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     the coins; document defaults to the SHA-256 of the token ids at the first compression. audit: keep every row ever
     written aside and report the served error. compress_every: once compressed, compress again after so many new tokens
     (streaming, or a cache that outgrows its budget while generating). callback: is given each step's certificate.
-    arms: other policies that a prefilled cache will be forked to: what their scores need is kept as well. kernel: what
-    serves retained rows, by name (cert.kernels); certificates need the reference.
+    arms: other policies that a prefilled cache will be forked to: what their scores need is kept as well.
+    signals: note the deterministic self-signals of cert.silent too; summary() has their means, `entropy` and `margin`.
+    kernel: what serves retained rows, by name (cert.kernels); certificates and signals need the reference.
     Raises CertError, naming what is not supported, before any work.
     """
     others: Any = tuple(arms) if isinstance(arms, Iterable) else arms
-    options = Options(policy, delta, seed, document, audit, compress_every, callback, others, kernel)
+    options = Options(policy, delta, seed, document, audit, compress_every, callback, others, signals, kernel)
     usable = all(hasattr(model, name) for name in ("config", "generate", "modules"))
     arguments.expect(usable, "model", model, "a transformers model with generate()")
     checks.check_model(model)

@@ -27,6 +27,7 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "compress_every": (lambda x: x is None or number(x, Integral) >= 1, "at least 1 token, or None"),
     "callback": (lambda x: x is None or callable(x), "a function, or None"),
     "arms": (lambda x: isinstance(x, tuple) and all(isinstance(arm, Policy) for arm in x), "a list of policies"),
+    "signals": (lambda x: isinstance(x, bool), "True or False"),
     "kernel": (lambda x: x in NAMES, f"one of {', '.join(NAMES)}"),
 }
 

@@ -16,6 +16,7 @@ from cert.hf.cache import CertifiedCache, CertifiedLayer
 from cert.hf.compress import attention_share, pieces, retained_weights, visible_offset
 from cert.hf.report import record
 from cert.hf.state import OPEN, State
+from cert.hf.together import Row, Together
 from cert.kernels import OUTPUT_ONLY, Case, best_kernel
 
 NAME = "certified"
@@ -38,6 +39,8 @@ def certified_attention(
     out [batch, m, heads, d] in the dtype of query.
     """
     state = _state(id(module), type(module).__name__)
+    if state.batch is not None:
+        return _by_row(state, state.batch, (module, query, attention_mask), kwargs)
     cache = state.running
     layer = cache.layers[module.layer_idx] if cache is not None else None
     if cache is None or not isinstance(layer, CertifiedLayer):
@@ -57,6 +60,26 @@ def certified_attention(
     out, weight = _served(state, cache, layer, query)
     record(state, module.layer_idx, layer, query[:, :, -1], out[:, -1], weight)
     return out.to(query.dtype), None
+
+
+def _by_row(
+    state: State, together: Together, given: tuple[Any, Tensor, Any], kwargs: dict[str, Any]
+) -> tuple[Tensor, None]:
+    """Each row as if it came alone, recorded under its own request."""
+    module, query, mask = given
+
+    def attend(row: Row, b: int, key: Tensor, value: Tensor) -> Tensor:
+        state.batch, state.running, state.request, state.step = None, row.cache, row.request, row.step
+        own = mask[b : b + 1] if isinstance(mask, Tensor) and len(mask) > 1 else mask
+        out: Tensor = certified_attention(module, query[b : b + 1], key, value, own, **kwargs)[0]
+        row.step = state.step
+        return out
+
+    now = state.request, state.step
+    try:
+        return together.attend(module.layer_idx, attend), None
+    finally:
+        state.batch, state.running, (state.request, state.step) = together, None, now
 
 
 def _served(state: State, cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -37,6 +37,7 @@ class Terms:
     often: bool = False  # compressed every few tokens: the scoring window reaches back beyond the last event
     closed: bool = False  # its session has ended: plain attention would read evicted layers wrongly
     arms: tuple[Policy, ...] = ()  # policies it may be forked to while nothing was compressed
+    signals: bool = False  # note the boundary margins of a top-k set
 
     @property
     def window(self) -> int:
@@ -73,6 +74,7 @@ class CertifiedLayer(DynamicLayer):
         self.position: Tensor | None = None
         self.evicted: Tensor | None = None  # [batch, kv_heads] tokens gone
         self.anticipated: Tensor | None = None  # [batch, kv_heads]
+        self.margins: tuple[float, ...] = ()  # of each row and KV head at the first event, with signals
         self.queries: Tensor | None = None  # [batch, heads, w, d] the last ones since the last compression
         self.mass: Tensor | None = None  # [batch, kv_heads, rows] h2o's running sums
         self.audit: tuple[Tensor, Tensor] | None = None  # every row ever written, as it was written

@@ -82,9 +82,8 @@ def first_kernel(model: PreTrainedModel, state: State) -> tuple[str, str]:
     """What would serve the session's own policy, and why; CertError where a kernel asked for by name cannot."""
     config, options = model.config.get_text_config(decoder=True), state.options
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    case = Case(model.device.type, model.dtype, head_dim, softcap, state.weights(options.policy))
-    return best_kernel(case, options.kernel)
+    what = (head_dim, getattr(config, "attn_logit_softcapping", None), state.weights(options.policy))
+    return best_kernel(Case(model.device.type, model.dtype, *what), options.kernel)
 
 
 def check_generate(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -144,6 +143,17 @@ def check_cache(cache: Any, owned: Container[Any]) -> CertifiedCache | None:
     if isinstance(cache, Cache) and cache.get_seq_length() > 0:
         raise CertError(f"a cache of {cache.get_seq_length()} tokens: expected an empty one, or session.cache_kwargs")
     return None
+
+
+def check_like(cache: CertifiedCache, like: CertifiedCache | None) -> None:
+    """Equal counts need a top-k policy, not compressed yet, and another cache compressed at the same length."""
+    if like is None:
+        return
+    name, first = cache.policy.design, "compress(like=...)"
+    require(name == "topk", f"{first} under design {name!r}: expected 'topk', whose counts can be set")
+    require(not cache.events, f"{first}: expected a cache that was not compressed before")
+    same = isinstance(like, CertifiedCache) and like.events == [cache.length] == [like.length]
+    require(same, f"{first}: expected a certified cache compressed once, at its end, at {cache.length} tokens")
 
 
 def check_full_ids(ids: Tensor, cache: CertifiedCache) -> None:

@@ -16,17 +16,24 @@ from cert.hf.cache import CertifiedCache, CertifiedLayer, ids_sha256
 from cert.hf.plans import Plan, Plans, least_prob
 from cert.merge import merged_values
 from cert.policy import Policy
+from cert.silent import boundary_margin
 
 LOGITS_AT_ONCE = 2**22  # of a multi-token step over retained rows, which are processed in pieces
 
 
 @torch.no_grad()
-def compress(cache: CertifiedCache, seed: int, document: int | str | None, smaller: tuple[Plans, ...] = ()) -> None:
+def compress(
+    cache: CertifiedCache,
+    seed: int,
+    document: int | str | None,
+    smaller: tuple[Plans, ...] = (),
+    like: CertifiedCache | None = None,
+) -> None:
     """Evict down to the policy's budget in every full-attention layer; the cache's own coins decide.
 
     The first event draws from all tokens, a later one from those still there, by streaming_probs and the ONE permanent
     coin of each. A second call without new tokens in between changes nothing. smaller: plans of runs at smaller
-    budgets; prob = max(prob, theirs), so that what they retained is retained.
+    budgets; prob = max(prob, theirs), so that what they retained is retained. like: whose counts top-k keeps.
     """
     if cache.ids is None:
         raise CertError("compress: nothing was fed yet")
@@ -48,8 +55,12 @@ def compress(cache: CertifiedCache, seed: int, document: int | str | None, small
         heads, where = layer.stored[0].shape[1], layer.stored[0].device
         coins = torch.stack([uniforms(seed, name, index, heads, cache.length, where) for name in cache.documents])
         theirs = [plans[cache.length][index] for plans in smaller if index in plans.get(cache.length, {})]
-        event = first_event if layer.log_weight is None else later_event
-        plan[index] = event(layer, cache.policy, coins, least_prob(theirs, coins, layer.position), (place, len(layers)))
+        least, at = least_prob(theirs, coins, layer.position), (place, len(layers))
+        if layer.log_weight is None:
+            counts = None if like is None else like.compressible[index].real.sum(-1)
+            plan[index] = first_event(layer, cache.policy, coins, least, at, counts)
+        else:
+            plan[index] = later_event(layer, cache.policy, coins, least, at)
         if layer.log_weight is not None and not cache.terms.often:
             layer.queries = None
     rows = sum(layer.real.sum().item() for layer in layers.values())
@@ -76,10 +87,7 @@ def retained_weights(layer: CertifiedLayer, query: Tensor, scale: float, first: 
 
 
 def visible_offset(layer: CertifiedLayer, m: int, first: int) -> Tensor:
-    """What m new tokens at positions first.. add to their logits [batch, m, kv_heads, rows], -inf where they may not look.
-
-    Rows are masked by their logical positions, so it is causal among the new tokens whatever was evicted.
-    """
+    """Offsets [batch, m, kv_heads, rows] for m new tokens at positions first.., -inf at rows of later logical places."""
     assert layer.position is not None
     at = torch.arange(first, first + m, device=layer.position.device)
     visible = layer.position[:, None] <= at[:, None, None]
@@ -129,12 +137,23 @@ def _window_score(layer: CertifiedLayer, pool: int) -> Tensor:
 # ---------------------------------------------------------------- events
 
 
-def first_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, least: Tensor, at: tuple[int, int]) -> Plan:
+def first_event(
+    layer: CertifiedLayer,
+    policy: Policy,
+    coins: Tensor,
+    least: Tensor,
+    at: tuple[int, int],
+    counts: Tensor | None = None,
+) -> Plan:
     """Compress a layer that has evicted nothing yet, prob = max(the policy's, least); at: its place among how many."""
     score, (k, v) = token_scores(layer, policy), layer.stored
-    prob = torch.maximum(policy.plan(score, coins, *at)[0], least)
+    protected = protected_set(layer.length, policy.sinks, policy.recent, score.device)
+    prob = policy.plan(score, coins, *at)[0] if counts is None else topk_set(score, counts, protected).to(score.dtype)
+    prob = torch.maximum(prob, least)
     keep = poisson_keep(prob, coins)  # topk: prob is 0 or 1, which no coin is
     plan = Plan(prob.cpu(), None, float(prob.double().sum()))
+    if layer.terms.signals and policy.design == "topk":
+        layer.margins = tuple(boundary_margin(score, keep, protected).flatten().tolist())
     if bool((prob == 1).all()):
         return plan
     if policy.design == "poisson":

@@ -15,6 +15,7 @@ from cert.errors import CertError
 from cert.hf.cache import CertifiedCache, CertifiedLayer
 from cert.hf.compress import prefix_bytes
 from cert.hf.state import Block, State
+from cert.silent import retained_entropy
 
 OFF = "certificates are switched off (delta=None)"
 EQUAL_BUDGETS = 0.01  # arms whose realised budgets differ by more are not at equal budget
@@ -53,7 +54,8 @@ def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: 
     if cache is None or not cache.events or state.feeding:
         return
     delta = None if cache.policy.no_certificate is not None else options.delta
-    if delta is not None or options.audit:
+    entropy = retained_entropy(weight) if options.signals and weight is not None else None
+    if delta is not None or options.audit or entropy is not None:
         out = at_least_float32(out)
         no = torch.zeros(out.shape[:-1], dtype=torch.bool, device=out.device)
         found: dict[str, Any] = {"radius": None, "assisted": None, "exact": no, "undefined": no}
@@ -61,7 +63,7 @@ def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: 
             found = certify(layer, out, weight, delta)
         err = served_error(layer, query, out) if options.audit else None
         place = (state.request, state.step, index, layer.length - 1)
-        state.blocks.append(Block(*place, out_norm=out.norm(dim=-1), err=err, **found))
+        state.blocks.append(Block(*place, out_norm=out.norm(dim=-1), err=err, entropy=entropy, **found))
     if index == max(cache.compressible):
         state.step += 1
         if options.callback is not None:
@@ -123,6 +125,19 @@ def request_number(state: State, request: int, which: str, blocks: list[Block]) 
     return request_certificate(cube(lambda b: getattr(b, which)), cube(lambda b: b.out_norm))
 
 
+def mean_entropy(state: State, request: int) -> float | None:
+    """Mean entropy of the retained attention over compressed layers, heads and steps; None where nothing was evicted."""
+    blocks = [b for b in state.blocks if b.request <= request < b.request + b.out_norm.shape[0]]
+    found = [b.entropy[request - b.request] for b in blocks if b.entropy is not None]
+    return torch.stack(found).double().mean().item() if found else None
+
+
+def mean_margin(cache: CertifiedCache) -> float | None:
+    """Mean margin at the boundary of a top-k set over layers and KV heads; None where no head has one."""
+    found = [x for layer in cache.compressible.values() for x in layer.margins if x == x]
+    return sum(found) / len(found) if found else None
+
+
 def storage_bytes(cache: CertifiedCache) -> dict[str, int]:
     """Bytes the cache holds, by kind; but for plan_bytes, in host memory, they are those of its tensors' storages."""
     found = dict.fromkeys(("cache_bytes_before", "cache_bytes_after", "padding_bytes", "scalar_bytes"), 0)
@@ -154,7 +169,8 @@ def summary(state: State, request: int) -> dict[str, Any]:
     numbers = {name: request_number(state, request, which, state.blocks) for name, which in NUMBERS.items()}
     found = {name: None if one is None else asdict(one) for name, one in numbers.items()}
     facts = state.ended.get(request) or cache_facts(state)
-    return {"request": request, **found, "no_certificate": state.reasons[request], **facts}
+    entropy = {"entropy": mean_entropy(state, request)} if state.options.signals else {}
+    return {"request": request, **found, **entropy, "no_certificate": state.reasons[request], **facts}
 
 
 def cache_facts(state: State) -> dict[str, Any]:
@@ -175,6 +191,7 @@ def cache_facts(state: State) -> dict[str, Any]:
         "prefix_bytes_before": cache.prefix_bytes[0],
         "prefix_bytes_after": cache.prefix_bytes[1],
         **storage_bytes(cache),
+        **({"margin": mean_margin(cache)} if state.options.signals else {}),
         "kernel": state.kernel[0],
         "kernel_why": state.kernel[1],
         "prefill_tokens": state.prefill_tokens,

@@ -1,6 +1,7 @@
 """What happens at each forward and generate() of a session: whose cache it is, when it is compressed, what is counted."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -14,6 +15,7 @@ from cert.hf.call import CACHE_NAMES, Call, given_cache, random_state, without_c
 from cert.hf.compress import compress
 from cert.hf.plans import Plans
 from cert.hf.state import OPEN, Options, State
+from cert.hf.together import Row, Together
 
 
 class Serving(State):
@@ -58,6 +60,7 @@ class Serving(State):
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
         """Swap an empty cache for ours, and compress before the token that follows the prefill."""
+        self.batch = None
         kwargs = dict(zip(self._parameters, args, strict=False)) | kwargs
         given, kwargs = given_cache(kwargs), without_cache(kwargs)
         if self._plain:
@@ -73,6 +76,11 @@ class Serving(State):
         weights = self._wants(kwargs, "output_attentions")
         checks.require(not weights, "output_attentions: evicted rows have no weights, so that none are returned")
         ids = arguments.check_ids("forward", kwargs.get("input_ids"))
+        if isinstance(given, Together):
+            self._check_rows(given.rows)
+            given.feed(ids)
+            self.batch = given
+            return (), kwargs | {self._keyword: given}
         cache = checks.check_cache(given, self._owned)
         seen = 0 if cache is None else cache.length
         arguments.check_mask(kwargs.get("attention_mask"), len(ids), seen + ids.shape[1])
@@ -89,6 +97,12 @@ class Serving(State):
         self.running = cache
         return (), kwargs | {self._keyword: cache}
 
+    def _check_rows(self, rows: Sequence[Row | None]) -> None:
+        checks.require(self.options.compress_every is None, "together: compress_every would part caches of one length")
+        for row in rows:
+            if row is not None:
+                checks.check_cache(row.cache, self._owned)
+
     def _wants(self, kwargs: dict[str, Any], name: str) -> bool:
         """A flag of a forward, or the config's where it was not given."""
         value = kwargs.get(name)
@@ -99,6 +113,7 @@ class Serving(State):
         what = f"document {options.document!r} for a batch of {rows}: expected None (each row's own SHA-256)"
         checks.require(options.document is None or rows == 1, what)
         cache = CertifiedCache(self.model.config, self._policy, options.audit, often, options.arms)
+        cache.terms.signals = options.signals
         self._owned.add(cache)
         self._begin(rows, cache)
         return cache
@@ -131,8 +146,8 @@ class Serving(State):
             return every is not None and cache.length - cache.events[-1] >= every
         return new == 1 if self._prompt is None else cache.length >= self._prompt
 
-    def _compress(self, cache: CertifiedCache) -> None:
-        compress(cache, self.options.seed, self.options.document, self._smaller)
+    def _compress(self, cache: CertifiedCache, like: CertifiedCache | None = None) -> None:
+        compress(cache, self.options.seed, self.options.document, self._smaller, like)
 
     def _current(self) -> CertifiedCache:
         """The cache to go on with; refused where a forward of another one came between."""

@@ -1,6 +1,7 @@
 """A session on one model: the ordinary generate() runs on a certified cache; in the end all is undone."""
 
 import itertools
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -13,6 +14,7 @@ from cert.hf.attention import give_back, take_over
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import Call
 from cert.hf.serve import Serving
+from cert.hf.together import Row, Together
 from cert.policy import Policy
 
 
@@ -43,11 +45,12 @@ class Session(Serving):
         return {self._keyword: self._current()}
 
     @torch.no_grad()
-    def prefill(self, ids: Tensor | list[int], chunk: int | None = None) -> None:
+    def prefill(self, ids: Tensor | list[int], chunk: int | None = None) -> Tensor:
         """Feed token ids without compressing, appended to the session's conversation; reset() begins another one.
 
         A generate() from an empty cache is none, unless compress() or cache_kwargs went on with it. ids [n] or
-        [batch, n]; chunk: tokens a forward, all at once by default. Raises CertError for anything else.
+        [batch, n]; chunk: tokens a forward, all at once by default. Returns the logits [batch, vocabulary] of the last
+        token. Raises CertError for anything else.
         """
         self._require_open()
         rows = arguments.as_rows(ids).to(self.model.device)
@@ -59,21 +62,24 @@ class Session(Serving):
         try:
             for part in rows.split(chunk or rows.shape[1], dim=1):
                 given = {} if self.cache is None else self.cache_kwargs
-                self.model(input_ids=part, use_cache=True, **given, **self._last_logits)
+                out = self.model(input_ids=part, use_cache=True, **given, **self._last_logits)
             self._conversation = self.cache
         finally:
             self.feeding = False
+        return out.logits[:, -1]
 
-    def compress(self) -> None:
+    def compress(self, like: CertifiedCache | None = None) -> None:
         """Compress now: after the context (agnostic), after a turn (streaming).
 
-        Raises CertError where nothing was fed, or a forward of another cache came between.
+        like: another cache, compressed at this length: top-k then keeps as many tokens as it did, head by head.
+        Raises CertError where nothing was fed, a forward of another cache came between, or `like` cannot be followed.
         """
         self._require_open()
         cache = self._current()
         if self._answered and cache.ids is not None:
             self._begin(len(cache.ids), cache)
-        self._compress(cache)
+        checks.check_like(cache, like)
+        self._compress(cache, like)
         self._conversation, self._talking = cache, True
 
     def fork(self, policy: Policy | None = None, of: CertifiedCache | None = None) -> dict[str, CertifiedCache]:
@@ -94,6 +100,20 @@ class Session(Serving):
         self._begin(len(source.ids), fork)
         self._conversation, self._talking = fork, True
         return self.cache_kwargs
+
+    def together(self, rows: Sequence[Row], size: int) -> dict[str, Together]:
+        """Go on with several caches at once, one a row: the cache_kwargs of forwards of ids [size, m].
+
+        rows: of row(), compressed, of one length and one row each. Certificates are recorded under their requests.
+        Raises CertError for anything else.
+        """
+        self._require_open()
+        self._check_rows(rows)
+        return {self._keyword: Together(rows, size)}
+
+    def row(self) -> Row:
+        """The session's cache and its request, to go on with later, together with others."""
+        return Row(self._current(), self.request, self.step)
 
     def escalate(self, budget: float) -> Any:
         """Run the last generate() again at a larger budget with the same coins; returns what generate() returns.

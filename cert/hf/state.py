@@ -9,6 +9,7 @@ from torch import Tensor
 from cert.certificate import DELTA
 from cert.hf.arguments import OPTIONS, expect
 from cert.hf.cache import CertifiedCache
+from cert.hf.together import Together
 from cert.kernels import AUTO
 from cert.policy import Policy
 
@@ -27,6 +28,7 @@ class Options:
     compress_every: int | None = None
     callback: Callback | None = None
     arms: tuple[Policy, ...] = ()
+    signals: bool = False
     kernel: str = AUTO
 
     def __post_init__(self) -> None:
@@ -48,6 +50,7 @@ class Block:
     exact: Tensor
     undefined: Tensor
     err: Tensor | None
+    entropy: Tensor | None  # of the retained attention, with signals; None where nothing was evicted
 
 
 @dataclass
@@ -59,6 +62,7 @@ class State:
     modules: dict[int, Any] = field(default_factory=dict)  # id(attention module) -> module
     cache: CertifiedCache | None = None  # of the last forward
     running: CertifiedCache | None = None  # the cache of the forward under way
+    batch: Together | None = None  # or the caches, one a row
     feeding: bool = False  # session.prefill(): neither compress nor record
     blocks: list[Block] = field(default_factory=list)
     reasons: dict[int, str | None] = field(default_factory=dict)  # request -> why it has no certificate
@@ -70,8 +74,8 @@ class State:
     kernel: tuple[str, str] = ("", "")  # what serves, and why
 
     def weights(self, policy: Policy) -> bool:
-        """Whether serving needs the attention weights, for h2o's sums or certificates: one kernel for all arms of those."""
-        return policy.score == "h2o" or self.options.delta is not None
+        """Whether serving needs the attention weights: for h2o's sums, signals, certificates (one kernel for all arms)."""
+        return policy.score == "h2o" or self.options.signals or self.options.delta is not None
 
 
 OPEN: list[State] = []  # the sessions that are open

@@ -10,9 +10,8 @@ def test_a_name_is_its_arm() -> None:
     assert parse("full") == Arm("full", "full", 1.0) and parse("full again") == Arm("full", "full", 1.0, 1)
     assert parse("topk aware 0.25") == Arm("topk", "aware", 0.25)
     assert parse("poisson agnostic 0.1 draw 2") == Arm("poisson", "agnostic", 0.1, 1)
-    registered = yaml.safe_load((ROOT / "prereg/claims.yaml").read_text())
-    settings = [grid.get("settings", {}) for grid in registered["grids"].values()]
-    names = [name for one in settings for name in one.get("arms", ()) if " or " not in name]
+    profiles = [yaml.safe_load(path.read_text()) for path in (ROOT / "configs/profile").glob("*.yaml")]
+    names = [name for one in profiles for grid in ("tasks", "synthetic") if grid in one for name in one[grid]["arms"]]
     assert len(names) > 11 and all(parse(name).name == name for name in names)
 
 
