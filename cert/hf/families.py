@@ -1,6 +1,5 @@
-"""Which decoders are served, by the model type of their config: the tested ones, and those refused with the reason."""
+"""Which decoders are served, by model type: those that pass tests/cert/hf/test_hf_families.py; others are refused."""
 
-# Each passes the oracle of tests/cert/hf/test_hf_families.py in every mode; docs/models.md says what they are.
 TESTED = {
     "apertus", "arcee", "bitnet", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm",
     "glm4", "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "internlm3", "llama", "llama4_text",
