@@ -9,7 +9,8 @@ from cert.errors import CertError
 
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32, or float64 if it was: statistics never run in the model's half precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    # asked about every operand of every step: float32, the usual answer, comes first
+    return x if x.dtype is torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def per_kv_head(x: Float[Tensor, "*lead heads rest"], kv_heads: int) -> Float[Tensor, "*lead kv_heads group rest"]:

@@ -7,6 +7,7 @@ from statistics import NormalDist
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from cert.attention import at_least_float32, per_kv_head, weighted_values
 from cert.errors import CertError
@@ -75,8 +76,8 @@ def max_term(
     tail = weight * (_per_query_head(prob, heads) < 1)
     if exact:
         apart = per_kv_head(out, v.shape[-3])[..., :, None, :] - v[..., :, None, :, :]
-        return (tail * apart.norm(dim=-1).flatten(-3, -2)).amax(-1)
-    return (tail * _per_query_head(v.norm(dim=-1), heads)).amax(-1) + out.norm(dim=-1) * tail.amax(-1)
+        return (tail * vector_norm(apart, dim=-1).flatten(-3, -2)).amax(-1)
+    return (tail * _per_query_head(vector_norm(v, dim=-1), heads)).amax(-1) + vector_norm(out, dim=-1) * tail.amax(-1)
 
 
 def anticipated_variance(

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from cert import scores
 from cert.errors import CertError
 from cert.hf.cache import CertifiedCache, CertifiedLayer
-from cert.hf.compress import attention_share, pieces, retained_weights, visible_offset
+from cert.hf.compress import attention_share, pieces, retained_weights
 from cert.hf.report import record
 from cert.hf.state import OPEN, State
 from cert.hf.together import Row, Together
@@ -90,7 +90,7 @@ def _served(state: State, cache: CertifiedCache, layer: CertifiedLayer, query: T
     first, outs, weight = layer.length - query.shape[2], [], None
     for start, piece in pieces(layer, query):
         if serve is not None:
-            offset = visible_offset(layer, piece.shape[2], first + start).transpose(1, 2)
+            offset = layer.offset(piece.shape[2], first + start).transpose(1, 2)
             outs.append(serve(piece, *layer.stored, offset, layer.scale, layer.softcap))
             continue
         out, all_weights = retained_weights(layer, piece, layer.scale, first + start)

@@ -125,12 +125,18 @@ class CertifiedLayer(DynamicLayer):
             return torch.ones(self.stored[0].shape[:-1], dtype=torch.bool, device=self.stored[0].device)
         return ~self.log_weight.isinf()
 
-    def offset(self) -> Tensor:
-        """What is added to the logits of the stored rows: log(1/prob) where the policy compensates with it."""
-        assert self.log_weight is not None
-        if self.terms.policy.compensation == "hajek":
-            return self.log_weight
-        return self.log_weight.clamp(max=0)
+    def offset(self, m: int, first: int) -> Tensor:
+        """What m new tokens at positions first.. add to their logits [batch, m, kv_heads, rows], -inf at later rows.
+
+        log(1/prob) where the policy compensates with it. By logical places, so causal whatever was evicted.
+        """
+        assert self.log_weight is not None and self.position is not None
+        hajek = self.terms.policy.compensation == "hajek"
+        offset = (self.log_weight if hajek else self.log_weight.clamp(max=0))[:, None]
+        if first + 1 == self.length:  # the last token, which sees all there is
+            return offset
+        at = torch.arange(first, first + m, device=offset.device)[:, None, None]
+        return offset.masked_fill(self.position[:, None] > at, -torch.inf)
 
     crop = _refused("crop", ROLLBACK)
     reset = _refused("reset", "begin another cache instead")
@@ -160,6 +166,7 @@ class CertifiedCache(Cache):
                 for layer in DynamicCache(config=config).layers
             ]
         )
+        self.last = max(self.compressible)  # number of the last layer that can be compressed
         self.ids: Tensor | None = None  # [batch, length] on the CPU
         self.events: list[int] = []  # logical lengths at which it was compressed
         self.plans: Plans = {}  # what each event decided

@@ -81,17 +81,8 @@ def prefix_bytes(layer: CertifiedLayer) -> tuple[int, int]:
 
 def retained_weights(layer: CertifiedLayer, query: Tensor, scale: float, first: int) -> tuple[Tensor, Tensor]:
     """Attention of m new tokens at positions first.. over the stored rows: (out [batch, m, heads, d], weight)."""
-    k, v = layer.stored
-    offset = visible_offset(layer, query.shape[-2], first)
-    return retained_attention(query.transpose(1, 2), k[:, None], v[:, None], offset, scale, layer.softcap)
-
-
-def visible_offset(layer: CertifiedLayer, m: int, first: int) -> Tensor:
-    """Offsets [batch, m, kv_heads, rows] for m new tokens at positions first.., -inf at rows of later logical places."""
-    assert layer.position is not None
-    at = torch.arange(first, first + m, device=layer.position.device)
-    visible = layer.position[:, None] <= at[:, None, None]
-    return layer.offset()[:, None].masked_fill(~visible, -math.inf)
+    k, v = (x[:, None] for x in layer.stored)
+    return retained_attention(query.transpose(1, 2), k, v, layer.offset(query.shape[2], first), scale, layer.softcap)
 
 
 def pieces(layer: CertifiedLayer, query: Tensor) -> list[tuple[int, Tensor]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from transformers.cache_utils import DynamicLayer
 
 from cert.attention import at_least_float32, full_attention
@@ -63,8 +64,8 @@ def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: 
             found = certify(layer, out, weight, delta)
         err = served_error(layer, query, out) if options.audit else None
         place = (state.request, state.step, index, layer.length - 1)
-        state.blocks.append(Block(*place, out_norm=out.norm(dim=-1), err=err, entropy=entropy, **found))
-    if index == max(cache.compressible):
+        state.blocks.append(Block(*place, out_norm=vector_norm(out, dim=-1), err=err, entropy=entropy, **found))
+    if index == cache.last:
         state.step += 1
         if options.callback is not None:
             step = {"request": state.request, "step": state.step - 1, "position": layer.length - 1}

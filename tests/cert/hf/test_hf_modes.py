@@ -8,7 +8,7 @@ from oracle import FAMILIES, KEYWORD, close, kept_sets, tiny, tokens
 
 from cert import draw
 from cert.errors import CertError
-from cert.hf import certified
+from cert.hf import certified, compress
 from cert.policy import PRESETS, Policy
 
 SMALL = {"sinks": 2, "recent": 8, "window": 8}
@@ -126,6 +126,19 @@ def test_a_question_at_once_equals_one_by_one(family: str) -> None:
             session.compress()
             found.append(torch.cat([model(input_ids=p, **session.cache_kwargs).logits for p in parts], dim=1))
     close(*found)
+
+
+def test_a_question_in_pieces_of_one_token_stays_causal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long questions over retained rows go in pieces: even one of a single token does not see those behind it."""
+    found = []
+    for at_once in (compress.LOGITS_AT_ONCE, 1):
+        monkeypatch.setattr(compress, "LOGITS_AT_ONCE", at_once)
+        model = tiny()
+        with certified(model, policy(), delta=None) as session, torch.no_grad():
+            session.prefill(CONTEXT)
+            session.compress()
+            found.append(model(input_ids=tokens(12, 5), **session.cache_kwargs).logits)
+    close(found[0], found[1])
 
 
 def test_agnostic_sets_do_not_see_the_question_and_aware_ones_do() -> None:
