@@ -126,9 +126,8 @@ class CertifiedLayer(DynamicLayer):
         return ~self.log_weight.isinf()
 
     def offset(self, m: int, first: int) -> Tensor:
-        """What m new tokens at positions first.. add to their logits [batch, m, kv_heads, rows], -inf at later rows.
-
-        log(1/prob) where the policy compensates with it. By logical places, so causal whatever was evicted.
+        """What m new tokens from position `first` on add to their logits [batch, m, kv_heads, rows]: log(1/prob) where the
+        policy compensates with it, -inf at rows of later logical places, so that it is causal whatever was evicted.
         """
         assert self.log_weight is not None and self.position is not None
         hajek = self.terms.policy.compensation == "hajek"
