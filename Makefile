@@ -14,11 +14,13 @@
 ##   make freeze         write a new LOCK, while no registered rows exist
 ##   make setup          .venv and everything in it; every other command does it when needed
 ##   make test           the whole test suite
+##   make test-matrix    the tests of cert.hf with the newest and the oldest transformers that pyproject.toml allows
 ##   make check          lint, format, types, import floors
 ##   make help           this page
 ##
 ## Settings, as in `make claim-1 PROFILE=smoke`; the same names work in the environment:
 ##   PROFILE=smoke|laptop|desktop|paper   MODEL=file.gguf, folder or hub-id@revision   DATA=folder with LongBench .jsonl
+##   MODELS="several of them" for extension-4
 ##   STORE=folder for the rows   WORKERS=processes   CTX=tokens   ARGS="hydra overrides"
 ##   for the first setup: PYTHON=path of a Python 3.11   TORCH_INDEX=package index with another torch build
 ##
@@ -30,7 +32,7 @@
 .NOTPARALLEL:
 
 # What a user types is never expanded by make nor read by a shell: recipes do not mention it, Python reads the environment.
-SETTINGS := PROFILE MODEL DATA STORE WORKERS CTX ARGS CELL TORCH_INDEX PYTHON
+SETTINGS := PROFILE MODEL MODELS DATA STORE WORKERS CTX ARGS CELL TORCH_INDEX PYTHON
 $(foreach name,$(SETTINGS),$(if $(filter-out undefined,$(origin $(name))),\
     $(eval override $(name) := $$(value $(name)))$(eval export $(name))))
 typed := $(strip $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
@@ -41,7 +43,7 @@ EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
 COMMANDS := claims status plan explain gc readme verify freeze
-.PHONY: help setup test check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
+.PHONY: help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.
 unknown := $(firstword $(filter-out $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
@@ -75,6 +77,17 @@ retry-failed: .venv/ready
 
 test: .venv/ready
 	@$(PY) -m pytest -q
+
+test-matrix: .venv-matrix/ready
+	$(PY) -m pytest -q tests/cert/hf
+	.venv-matrix/bin/python -m pytest -q tests/cert/hf
+
+# Sees everything in .venv (torch above all) except what it has in another version.
+.venv-matrix/ready: .venv/ready requirements.oldest
+	@$(PY) -m venv --clear --without-pip .venv-matrix
+	@echo ../../../../.venv/lib/python3.11/site-packages > .venv-matrix/lib/python3.11/site-packages/base.pth
+	@$(PY) -m pip --python .venv-matrix/bin/python install -q --progress-bar off --ignore-installed --no-deps -r requirements.oldest
+	@touch $@
 
 check: .venv/ready
 	$(PY) -m ruff check .

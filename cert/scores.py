@@ -8,12 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from cert.attention import at_least_float32, per_kv_head
+from cert.attention import at_least_float32, capped, per_kv_head
 from cert.errors import CertError
 
 
 def attention_mass(
-    q: Float[Tensor, "*lead heads m d"], k: Float[Tensor, "*lead kv_heads n d"], scale: float, first: int
+    q: Float[Tensor, "*lead heads m d"],
+    k: Float[Tensor, "*lead kv_heads n d"],
+    scale: float,
+    first: int,
+    softcap: float | None = None,
 ) -> Float[Tensor, "*lead kv_heads n"]:
     """Attention each token received from m queries, summed over queries, averaged over the query heads of a KV head.
 
@@ -27,14 +31,18 @@ def attention_mass(
         raise CertError(f"queries at positions {first} to {first + m - 1}: expected positions among the {n} tokens")
     q, k = at_least_float32(q), at_least_float32(k)
     grouped = per_kv_head(q.flatten(-2), kv_heads).unflatten(-1, (m, q.shape[-1]))  # [.., kv, group, m, d]
-    logit = scale * (grouped @ k[..., :, None, :, :].transpose(-1, -2))
+    logit = capped(scale * (grouped @ k[..., :, None, :, :].transpose(-1, -2)), softcap)
     position = torch.arange(n, device=k.device)
     later = position > (first + torch.arange(m, device=k.device))[:, None]
     return logit.masked_fill(later, float("-inf")).softmax(-1).sum(-2).mean(-2)
 
 
 def snapkv(
-    q: Float[Tensor, "*lead heads window d"], k: Float[Tensor, "*lead kv_heads n d"], scale: float, pool: int = 1
+    q: Float[Tensor, "*lead heads window d"],
+    k: Float[Tensor, "*lead kv_heads n d"],
+    scale: float,
+    pool: int = 1,
+    softcap: float | None = None,
 ) -> Float[Tensor, "*lead kv_heads n"]:
     """Mean attention the last `window` queries paid to each token, optionally max-pooled over neighbours.
 
@@ -44,7 +52,7 @@ def snapkv(
     if pool < 1 or pool % 2 == 0:
         raise CertError(f"pool {pool}: expected an odd width of at least 1")
     window, n = q.shape[-2], k.shape[-2]
-    score = attention_mass(q, k, scale, n - window) / window
+    score = attention_mass(q, k, scale, n - window, softcap) / window
     if pool == 1:
         return score
     return functional.max_pool1d(score.flatten(0, -2), pool, stride=1, padding=pool // 2).view(score.shape)

@@ -13,7 +13,8 @@ from runs.data import longbench_files, pydoc_corpus, text_sha256
 from runs.errors import UserError
 from runs.sources import HUB_ID, Source, file_sha256, resolve, user_path
 
-RUNNABLE = ("replay", "tasks", "synthetic")  # the grids with a runner; each is also the name of its block in a profile
+REPLAYS = ("replay", "architectures")  # the grids of the profiles' block `replay`; the others have one of their own
+RUNNABLE = (*REPLAYS, "tasks", "synthetic")  # the grids with a runner
 UNIT_EXAMPLES = 4  # documents or examples a unit: what a published file holds
 # modules that make the examples of a task grid and their cells: a change of one may change a plan
 MAKING = (
@@ -43,7 +44,7 @@ class Part:
     @property
     def kind(self) -> str:
         """Of the grid: replay or tasks."""
-        return "replay" if self.grid == "replay" else "tasks"
+        return "replay" if self.grid in REPLAYS else "tasks"
 
     @property
     def model(self) -> str:
@@ -74,9 +75,16 @@ def parts(configs: Sequence[RunConfig], data: str | None, grid: str = "replay") 
     if folder and not _on_hub(first):
         longbench_files(folder)
     _require_data(first)
-    return tuple(
+    found = tuple(
         Part(config, resolve(config.model.source), folder, (i, len(configs)), grid) for i, config in enumerate(configs)
     )
+    for what in ("name", "digest"):  # rows tell models apart by their name, and a copy is no further model
+        known = [getattr(part.source, what) for part in found]
+        if twice := [part for part in found if known.count(getattr(part.source, what)) > 1]:
+            raise UserError(
+                f"model {twice[-1].source.path}: another one has the same {what}; expected different models"
+            )
+    return found
 
 
 def _on_hub(part: Part) -> bool:

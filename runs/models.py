@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ def shape(source: Source) -> Shape:
 
     Raises UserError for an architecture that is not a causal language model, and for one without full attention.
     """
-    config = _config(source).get_text_config(decoder=True)
-    with _explained(source, "config"):
+    config = config_of(source).get_text_config(decoder=True)
+    with explained(source, "config"):
         return _shape(source, config)
 
 
@@ -75,8 +76,8 @@ def load_tokenizer(source: Source) -> Tokenizer:
     """The model's tokenizer. Raises UserError where the source has none."""
     if source.kind == "tiny":
         return ByteTokenizer()
-    path, revision = _location(source)
-    with _explained(source, "tokenizer"):
+    path, revision = location(source)
+    with explained(source, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         return cast(Tokenizer, tokenizer)
 
@@ -85,8 +86,8 @@ def load_model(source: Source, dtype: torch.dtype = torch.float32) -> PreTrained
     """The model in eval mode on the CPU, or on the GPU where there is one. Raises UserError, naming the file."""
     if source.kind == "tiny":
         return _tiny(dtype).eval()
-    path, revision = _location(source)
-    with _explained(source, "weights"):
+    path, revision = location(source)
+    with explained(source, "weights"):
         load: Any = AutoModelForCausalLM.from_pretrained  # its stub knows nothing of output_loading_info
         model, loaded = load(
             path,
@@ -104,7 +105,7 @@ def check_weights(source: Source) -> None:
     """Read the headers of a folder's safetensors files. Raises UserError naming one that is damaged."""
     if source.kind == "folder":
         for path in sorted(Path(source.path).glob("*.safetensors")):
-            with _explained(source, f"weights ({path.name})"), safe_open(path, "pt"):
+            with explained(source, f"weights ({path.name})"), safe_open(path, "pt"):
                 pass
 
 
@@ -117,7 +118,7 @@ def _refuse_random(source: Source, loaded: dict[str, Any]) -> None:
         )
 
 
-class _explained:
+class explained:
     """Turns what a library raises for a user's file into our one line, the cause kept for debuggers."""
 
     def __init__(self, source: Source, what: str) -> None:
@@ -138,22 +139,24 @@ class _explained:
 def _tiny(dtype: torch.dtype) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(TINY["seed"])
-        return AutoModelForCausalLM.from_config(_config(Source("tiny", "", "", "")), dtype=dtype)
+        return AutoModelForCausalLM.from_config(config_of(Source("tiny", "", "", "")), dtype=dtype)
 
 
-def _config(source: Source) -> PreTrainedConfig:
+def config_of(source: Source) -> PreTrainedConfig:
+    """The config of a model. Raises UserError for an architecture that is not a causal language model."""
     if source.kind == "tiny":
         fields = {k: v for k, v in TINY.items() if k != "seed"}
         return AutoConfig.for_model("llama", **fields)
-    path, revision = _location(source)
-    with _explained(source, "config"):
+    path, revision = location(source)
+    with explained(source, "config"):
         config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         if type(config) not in AutoModelForCausalLM._model_mapping:  # the public class has no public lookup
             raise UserError(f"model {source.name}: {config.model_type} is not a causal language model")
     return config
 
 
-def _location(source: Source) -> tuple[str, str | None]:
+def location(source: Source) -> tuple[str, str | None]:
+    """(folder, None), or (hub id, commit): where transformers reads a model from."""
     if source.kind == "hub":
         name, revision = source.path.split("@")
         return name, revision
@@ -185,7 +188,7 @@ def verify_converted(source: Source) -> None:
 
 
 def _convert(source: Source, folder: Path) -> None:
-    print(f"converting {source.name} to safetensors, once, into {folder} (about 20 s) ...", flush=True)
+    print(f"converting {source.name} to safetensors, once, into {folder} (about 20 s) ...", file=sys.stderr, flush=True)
     gguf = Path(source.path)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +198,7 @@ def _convert(source: Source, folder: Path) -> None:
             f"cache folder {folder.parent}: {error.strerror}; set KVCERT_CACHE to a writable folder"
         ) from error
     try:
-        with _explained(source, "weights"):
+        with explained(source, "weights"):
             load: Any = AutoModelForCausalLM.from_pretrained
             packed, loaded = load(gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True)
             _refuse_random(source, loaded)

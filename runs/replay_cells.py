@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from cert.policy import Policy
+from runs.architectures import admit
 from runs.capture import decode
 from runs.cells import cell_id
 from runs.config import ROLES, PolicyConfig
@@ -22,6 +23,8 @@ from runs.replay import METHOD, replay_document, spread, spread_heads
 def documents(part: Part) -> list[Document]:
     """The documents of one part. Raises UserError where there are too few, or longer than the model's positions."""
     replay = part.config.replay
+    if part.grid == "architectures" and part.config.profile != "smoke":
+        admit(part.source)
     of = shape(part.source)
     layers(part, of)
     if replay.ctx_tokens + replay.steps > of.positions:

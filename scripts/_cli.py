@@ -26,6 +26,7 @@ class Settings:
     workers: int
     ctx: int | None
     args: tuple[str, ...]
+    models: tuple[str, ...] = ()
 
     def require_store(self) -> None:
         """Raises UserError where a STORE that the user typed is not there: nothing would be found in it."""
@@ -35,18 +36,17 @@ class Settings:
     @property
     def request(self) -> dict[str, str | int | None]:
         """What makes this population another than the registered one; it names the plan."""
-        return {"model": self.model, "data": self.data, "ctx": self.ctx, "args": shlex.join(self.args) or None}
+        named = {"model": self.model, "data": self.data, "ctx": self.ctx, "args": shlex.join(self.args) or None}
+        return named | ({"models": shlex.join(self.models)} if self.models else {})
 
 
 def settings() -> Settings:
-    """Settings from PROFILE, MODEL, DATA, STORE, WORKERS, CTX, ARGS. Raises UserError for a value that does not fit."""
+    """Settings from PROFILE, MODEL, MODELS, DATA, STORE, WORKERS, CTX, ARGS. Raises UserError for what does not fit."""
     profile = _variable("PROFILE") or "laptop"
     if profile not in PROFILES:
         raise UserError(f"PROFILE={profile}: expected one of {', '.join(PROFILES)}")
-    try:
-        args = tuple(shlex.split(_variable("ARGS") or ""))
-    except ValueError as error:
-        raise UserError(f"ARGS={_variable('ARGS')}: {error}; expected overrides such as replay.documents=4") from None
+    if _variable("MODEL") and _variable("MODELS"):
+        raise UserError("MODEL= and MODELS=: expected one of them")
     return Settings(
         profile=profile,
         model=_variable("MODEL"),
@@ -54,7 +54,8 @@ def settings() -> Settings:
         store=user_path(_variable("STORE") or str(ROOT / "runs" / "store"), "STORE"),
         workers=_whole("WORKERS") or os.cpu_count() or 1,
         ctx=_whole("CTX"),
-        args=args,
+        args=_words("ARGS", "overrides such as replay.documents=4"),
+        models=_words("MODELS", "models separated by spaces, a path with spaces in quotes"),
     )
 
 
@@ -75,6 +76,13 @@ def run(main: Callable[[], int]) -> int:
 
 def _variable(name: str) -> str | None:
     return os.environ.get(name, "").strip() or None
+
+
+def _words(name: str, expected: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(_variable(name) or ""))
+    except ValueError as error:
+        raise UserError(f"{name}={_variable(name)}: {error}; expected {expected}") from None
 
 
 def _whole(name: str) -> int | None:

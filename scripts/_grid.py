@@ -9,7 +9,8 @@ from typing import Any
 from runs.cells import Plan
 from runs.config import RunConfig
 from runs.digests import grid_digest
-from runs.grid import Part, header, parts
+from runs.errors import UserError
+from runs.grid import REPLAYS, Part, header, parts
 from runs.registry import ROOT, Registry
 from runs.store import Store
 from scripts._cli import Settings
@@ -26,26 +27,40 @@ class Planned:
 
 
 def configs(settings: Settings, registry: Registry, grid: str) -> list[RunConfig]:
-    """One configuration a model: those of the profile, or the one of MODEL= or of ARGS="model=..."."""
+    """One configuration a model: those of the profile, of MODELS=, or the one of MODEL= or of ARGS="model=..."."""
+    profile = registry.grids[grid].profiles.get(settings.profile)
+    if profile is None:
+        raise UserError(f"PROFILE={settings.profile}: grid {grid} is not registered for it")
     base = [f"profile={settings.profile}", *_longbench(settings, grid), *_length(settings, grid)]
-    if settings.model:
-        named = {"model.source": settings.model, "model.name": settings.model}
-        return [compose([*base, "model=custom", *settings.args], named)]
+    if settings.models and grid != "architectures":
+        raise UserError("MODELS=: only extension-4 takes several models; expected MODEL=")
+    if typed := settings.models or ((settings.model,) if settings.model else ()):
+        _distinct(typed, profile.sizes["models"] if settings.models else 1)
+        named = [{"model.source": model, "model.name": model} for model in typed]
+        return [compose([*base, "model=custom", *settings.args], names) for names in named]
     if any(arg.startswith("model=") for arg in settings.args):
         return [compose([*base, *settings.args])]
-    models = registry.grids[grid].profiles[settings.profile].models
-    return [compose([*base, f"model={model}", *settings.args]) for model in models]
+    if not profile.models:
+        raise UserError(f"PROFILE={settings.profile}: no model is registered for grid {grid}; expected MODELS=")
+    return [compose([*base, f"model={model}", *settings.args]) for model in profile.models]
+
+
+def _distinct(typed: Sequence[str], most: int) -> None:
+    if len(typed) > most:
+        raise UserError(f"MODELS=: {len(typed)} models; expected at most {most}")
+    if twice := [model for model in typed if typed.count(model) > 1]:
+        raise UserError(f"MODELS=: {twice[0]} twice; expected different models")
 
 
 def _longbench(settings: Settings, grid: str) -> list[str]:
-    return ["task=longbench"] if settings.data and grid == "replay" else []
+    return ["task=longbench"] if settings.data and grid in REPLAYS else []
 
 
 def _length(settings: Settings, grid: str) -> list[str]:
     """CTX= as overrides: of a task grid the length of LongBench's stratum where DATA= adds one, else of its own tasks."""
     if not settings.ctx:
         return []
-    if grid == "replay":
+    if grid in REPLAYS:
         return [f"replay.ctx_tokens={settings.ctx}"]
     further = settings.data and getattr(compose([f"profile={settings.profile}"]), grid).longbench
     return [f"{grid}.{'longbench.' if further else ''}ctx_tokens=[{settings.ctx}]"]

@@ -76,9 +76,9 @@ def _units(sizes: Mapping[str, int]) -> int:
 
 
 def _models(chosen: Settings, profile: Profile) -> list[str]:
-    """The models of a run by the name that provenance has: that of their configuration, or MODEL= as typed."""
-    if chosen.model:
-        return [chosen.model]
+    """The models of a run by the name that provenance has: that of their configuration, or MODEL=, MODELS= as typed."""
+    if chosen.model or chosen.models:
+        return list(chosen.models) or [str(chosen.model)]
     files = [ROOT / "configs" / "model" / f"{name}.yaml" for name in profile.models]
     return [yaml.safe_load(path.read_text(encoding="utf-8"))["name"] for path in files]
 

@@ -48,6 +48,7 @@ def _retried(chosen: Settings, registry: Registry, header: Mapping[str, Any]) ->
         profile=header["profile"],
         **{key: request[key] for key in ("model", "data", "ctx")},
         args=tuple(shlex.split(request["args"] or "")),
+        models=tuple(shlex.split(request.get("models") or "")),
     )
     print(f"{header['grid']} {typed(header)}".strip(), file=sys.stderr)
     try:

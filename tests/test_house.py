@@ -37,6 +37,9 @@ LINES_OF_REGISTRATION = 800
 # Likewise: what the task grids ask and how answers are scored, LongBench's protocol and our own generator; no harness.
 BENCHMARK = {f"runs/{name}.py" for name in ("metrics", "longbench", "longbench_rows", "synthetic", "filler", "chat")}
 LINES_OF_BENCHMARK = 1000
+# Likewise: fast paths of one formula, each written for another backend.
+KERNELS = {f"cert/kernels/{name}.py" for name in ("__init__", "output", "flash")}
+LINES_OF_KERNELS = 400
 LINES_OF_FILE = 250
 LINES_OF_FUNCTION = 40
 # Longer than the limit, each with the reason a reader would accept: "file" or "file:function" -> reason.
@@ -74,9 +77,10 @@ def test_the_rooms_are_there() -> None:
 @pytest.mark.parametrize("floor", PACKAGES)
 def test_no_floor_outgrows_its_size(floor: str) -> None:
     lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in sources(floor)}
-    apart = {"registration": REGISTRATION, "benchmark": BENCHMARK}
+    apart = {"registration": REGISTRATION, "benchmark": BENCHMARK, "kernels": KERNELS}
     sizes = {what: sum(count for name, count in lines.items() if name in names) for what, names in apart.items()}
     assert sizes["registration"] <= LINES_OF_REGISTRATION and sizes["benchmark"] <= LINES_OF_BENCHMARK
+    assert sizes["kernels"] <= LINES_OF_KERNELS
     assert sum(lines.values()) - sum(sizes.values()) <= LINES_OF_FLOOR[floor]
 
 
@@ -196,6 +200,15 @@ def test_every_direct_dependency_has_a_reason() -> None:
     for line in (ROOT / "pyproject.toml").read_text().split("[tool.setuptools")[0].splitlines():
         if re.match(r'    "[\w-]+(\[|>|=|<)', line):
             assert re.search(r"# \w+", line), line
+
+
+def test_the_oldest_transformers_is_the_one_the_matrix_runs() -> None:
+    """Both ends of the declared range are run: the lower is pinned in requirements.oldest, the upper in the lock."""
+    (need,) = (need for need in direct() if need.name == "transformers")
+    oldest = dict(line.split("==") for line in (ROOT / "requirements.oldest").read_text().splitlines() if "==" in line)
+    newest, ends = pins()["transformers"], {spec.operator: spec.version for spec in need.specifier}
+    assert ends == {">=": oldest["transformers"].removesuffix(".0"), "<": f"5.{int(newest.split('.')[1]) + 1}"}
+    assert need.specifier.contains(oldest["transformers"]) and "torch" not in oldest
 
 
 def accepts(spec: str, version: str) -> bool:

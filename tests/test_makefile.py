@@ -134,7 +134,30 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
     expected |= {"retry-failed": ["scripts.retry_failed"], "test": ["pytest", "-q"]}
     got = {target: reports(make(checkout, target))[0]["argv"] for target in expected}
     assert got == {target: ["-m", *argv] for target, argv in expected.items()}
-    assert set(commands()) == {*expected, "help", "setup", "check"}
+    assert set(commands()) == {*expected, "help", "setup", "check", "test-matrix"}
+
+
+def test_the_matrix_makes_its_environment_once_and_runs_both_ends(checkout: Path) -> None:
+    shutil.copy(ROOT / "requirements.oldest", checkout)
+    python = checkout / ".venv/bin/python"
+    packages = "lib/python3.11/site-packages"
+    write_script(
+        python,
+        f"""#!/bin/sh
+case "$*" in
+  *"-m venv"*) mkdir -p .venv-matrix/bin .venv-matrix/{packages}; cp "$0" .venv-matrix/bin/python ;;
+  *) echo "$0 $*" ;;
+esac
+""",
+    )
+    done, again = make(checkout, "test-matrix"), make(checkout, "test-matrix")
+    made, *runs = done.stdout.splitlines()
+    assert made.startswith(".venv/bin/python -m pip --python .venv-matrix/bin/python install")
+    assert made.endswith("--no-deps -r requirements.oldest")
+    (line,) = (checkout / ".venv-matrix" / packages / "base.pth").read_text().splitlines()
+    assert (checkout / ".venv-matrix" / packages / line).resolve() == checkout / ".venv" / packages
+    tests = [f"{name}/bin/python -m pytest -q tests/cert/hf" for name in (".venv", ".venv-matrix") for _ in "12"]
+    assert again.stdout.splitlines() == runs == tests  # each as make prints it, and as it is run
 
 
 def test_each_script_of_a_target_exists() -> None:

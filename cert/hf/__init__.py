@@ -11,6 +11,7 @@ from cert.hf import arguments, checks
 from cert.hf.cache import CertifiedCache
 from cert.hf.session import Session
 from cert.hf.state import Callback, Options
+from cert.kernels import AUTO
 from cert.policy import Policy
 
 __all__ = ["CertifiedCache", "Session", "certified"]
@@ -28,6 +29,7 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     callback: Callback | None = None,
     arms: Iterable[Policy] = (),
     signals: bool = False,
+    kernel: str = AUTO,
 ) -> Iterator[Session]:
     """Serve this model from certified caches until the block ends, also by an exception; then it is as it was.
 
@@ -37,10 +39,11 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     (streaming, or a cache that outgrows its budget while generating). callback: is given each step's certificate.
     arms: other policies that a prefilled cache will be forked to: what their scores need is kept as well.
     signals: note the deterministic self-signals of cert.silent too; summary() has their means, `entropy` and `margin`.
+    kernel: what serves retained rows, by name (cert.kernels); certificates and signals need the reference.
     Raises CertError, naming what is not supported, before any work.
     """
     others: Any = tuple(arms) if isinstance(arms, Iterable) else arms
-    options = Options(policy, delta, seed, document, audit, compress_every, callback, others, signals)
+    options = Options(policy, delta, seed, document, audit, compress_every, callback, others, signals, kernel)
     usable = all(hasattr(model, name) for name in ("config", "generate", "modules"))
     arguments.expect(usable, "model", model, "a transformers model with generate()")
     checks.check_model(model)

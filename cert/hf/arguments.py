@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cert.errors import CertError
+from cert.kernels import NAMES
 from cert.policy import Policy
 
 
@@ -27,6 +28,7 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "callback": (lambda x: x is None or callable(x), "a function, or None"),
     "arms": (lambda x: isinstance(x, tuple) and all(isinstance(arm, Policy) for arm in x), "a list of policies"),
     "signals": (lambda x: isinstance(x, bool), "True or False"),
+    "kernel": (lambda x: x in NAMES, f"one of {', '.join(NAMES)}"),
 }
 
 

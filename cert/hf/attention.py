@@ -17,9 +17,10 @@ from cert.hf.compress import attention_share, pieces, retained_weights
 from cert.hf.report import record
 from cert.hf.state import OPEN, State
 from cert.hf.together import Row, Together
+from cert.kernels import OUTPUT_ONLY, Case, best_kernel
 
 NAME = "certified"
-UNSUPPORTED = ("dropout", "softcap", "s_aux", "position_bias")
+UNSUPPORTED = ("dropout", "s_aux", "position_bias")
 
 
 def _state(key: int, what: str) -> State:
@@ -48,6 +49,7 @@ def certified_attention(
         raise CertError(f"layer {module.layer_idx}: its keys or values do not come from the session's cache")
     scaling = kwargs.get("scaling")
     layer.scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+    layer.softcap = kwargs.get("softcap")
     _observe(cache, layer, query)
     if layer.log_weight is None:
         out, weights = _own(state, module)(module, query, key, value, attention_mask, **kwargs)
@@ -55,7 +57,7 @@ def certified_attention(
         return out, weights
     if more := [name for name in UNSUPPORTED if kwargs.get(name) not in (None, 0, 0.0)]:
         raise CertError(f"{more[0]}: not supported over retained rows (dropout: expected model.eval())")
-    out, weight = _served(cache, layer, query)
+    out, weight = _served(state, cache, layer, query)
     record(state, module.layer_idx, layer, query[:, :, -1], out[:, -1], weight)
     return out.to(query.dtype), None
 
@@ -80,10 +82,17 @@ def _by_row(
         state.batch, state.running, (state.request, state.step) = together, None, now
 
 
-def _served(cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> tuple[Tensor, Tensor]:
-    """(out [batch, m, heads, d] in float32, weight [batch, heads, rows] of the last of the m tokens)."""
-    first, outs, weight = layer.length - query.shape[2], [], query.new_zeros(0)
+def _served(state: State, cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(out [batch, m, heads, d], weight [batch, heads, rows] of the last of the m tokens, None where none is needed)."""
+    case = Case(query.device.type, query.dtype, query.shape[-1], layer.softcap, state.weights(cache.policy))
+    state.kernel = best_kernel(case, state.options.kernel)
+    serve = OUTPUT_ONLY.get(state.kernel[0])
+    first, outs, weight = layer.length - query.shape[2], [], None
     for start, piece in pieces(layer, query):
+        if serve is not None:
+            offset = layer.offset(piece.shape[2], first + start).transpose(1, 2)
+            outs.append(serve(piece, *layer.stored, offset, layer.scale, layer.softcap))
+            continue
         out, all_weights = retained_weights(layer, piece, layer.scale, first + start)
         if cache.policy.score == "h2o":
             with torch.no_grad():
@@ -106,7 +115,8 @@ def _observe(cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> Non
         layer.mass, first = _grown(layer), layer.length - seen
         for start in range(0, seen, 256):
             piece = query[:, :, start : start + 256]
-            layer.mass = layer.mass + scores.attention_mass(piece, layer.stored[0], layer.scale, first + start)
+            mass = scores.attention_mass(piece, layer.stored[0], layer.scale, first + start, layer.softcap)
+            layer.mass = layer.mass + mass
 
 
 def _grown(layer: CertifiedLayer) -> Tensor:
@@ -120,7 +130,7 @@ def _grown(layer: CertifiedLayer) -> Tensor:
 def own_implementation(module: Any, name: str) -> Callable[..., Any]:
     """The attention function a module used under `name`; "eager" is a function of the model's own file."""
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    function = ALL_ATTENTION_FUNCTIONS.get(name, eager if name == "eager" else None)
     if function is None:
         raise CertError(f"{type(module).__name__}: no attention function {name!r} to delegate to")
     return function

@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedConfig
-from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer, get_layer_types_and_kwargs
+from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
 
 from cert.errors import CertError
 from cert.hf.plans import Plans
 from cert.policy import Policy
 
-FULL = "full_attention"
 ROLLBACK, BATCH = "a certified cache cannot be rolled back", "a certified cache does not change its batch"
-
-
-def layer_types(config: PreTrainedConfig) -> list[str]:
-    """What each layer of a decoder attends to, in the words of transformers."""
-    return get_layer_types_and_kwargs(config.get_text_config(decoder=True))[0]
 
 
 def _refused(name: str, why: str) -> Callable[..., Any]:
@@ -85,6 +79,7 @@ class CertifiedLayer(DynamicLayer):
         self.mass: Tensor | None = None  # [batch, kv_heads, rows] h2o's running sums
         self.audit: tuple[Tensor, Tensor] | None = None  # every row ever written, as it was written
         self.scale = 1.0
+        self.softcap: float | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append new rows; returns what is stored, which is what attention is to see."""
@@ -106,12 +101,8 @@ class CertifiedLayer(DynamicLayer):
         self.position = torch.cat([self.position, new], dim=-1)
 
     def get_seq_length(self) -> int:
-        """The logical length: position ids follow it."""
+        """The logical length: position ids follow it, and the model's own mask, which evicted layers do not use."""
         return self.length
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Logical too: the model's own mask is used only by layers that have evicted nothing."""
-        return self.length + query_length, 0
 
     @property
     def stored(self) -> tuple[Tensor, Tensor]:
@@ -134,12 +125,17 @@ class CertifiedLayer(DynamicLayer):
             return torch.ones(self.stored[0].shape[:-1], dtype=torch.bool, device=self.stored[0].device)
         return ~self.log_weight.isinf()
 
-    def offset(self) -> Tensor:
-        """What is added to the logits of the stored rows: log(1/prob) where the policy compensates with it."""
-        assert self.log_weight is not None
-        if self.terms.policy.compensation == "hajek":
-            return self.log_weight
-        return self.log_weight.clamp(max=0)
+    def offset(self, m: int, first: int) -> Tensor:
+        """What m new tokens from position `first` on add to their logits [batch, m, kv_heads, rows]: log(1/prob) where the
+        policy compensates with it, -inf at rows of later logical places, so that it is causal whatever was evicted.
+        """
+        assert self.log_weight is not None and self.position is not None
+        hajek = self.terms.policy.compensation == "hajek"
+        offset = (self.log_weight if hajek else self.log_weight.clamp(max=0))[:, None]
+        if first + 1 == self.length:  # the last token, which sees all there is
+            return offset
+        at = torch.arange(first, first + m, device=offset.device)[:, None, None]
+        return offset.masked_fill(self.position[:, None] > at, -torch.inf)
 
     crop = _refused("crop", ROLLBACK)
     reset = _refused("reset", "begin another cache instead")
@@ -162,12 +158,11 @@ class CertifiedCache(Cache):
         often: bool = False,
         arms: tuple[Policy, ...] = (),
     ) -> None:
-        kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
         self.terms = Terms(policy, audit, often, arms=arms)
         super().__init__(
             layers=[
-                CertifiedLayer(self.terms) if kind == FULL else DYNAMIC_LAYER_TYPE_MAPPING[kind](**kwargs)
-                for kind, kwargs in zip(kinds, options, strict=True)
+                CertifiedLayer(self.terms) if type(layer) is DynamicLayer else layer
+                for layer in DynamicCache(config=config).layers
             ]
         )
         self.last = max(self.compressible)  # number of the last layer that can be compressed

@@ -6,19 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from cert.errors import CertError
 from cert.hf.arguments import check_ids
 from cert.hf.attention import NAME, own_implementation
-from cert.hf.cache import FULL, CertifiedCache, layer_types
+from cert.hf.cache import CertifiedCache
 from cert.hf.call import CACHE_NAMES
-from cert.hf.state import OPEN
+from cert.hf.families import LATENT, REFUSED, TESTED
+from cert.hf.state import OPEN, State
+from cert.kernels import Case, best_kernel
 
-LAYERS = {FULL, "sliding_attention", "chunked_attention"}
 MODES = {"greedy_search", "sample"}
-OTHER_ROWS = {"diffllama", "idefics", "jetmoe"}  # they change keys or values between the cache and the attention
 BARE = {"custom_generate": "a custom generation loop", "assistant_model": "assisted decoding"}
 
 
@@ -40,25 +41,32 @@ def check_model(model: PreTrainedModel) -> None:
         raise CertError(f"{name}: is in another certified() session")
     if getattr(config, "num_kv_shared_layers", 0) or "reuse" in (getattr(config, "kv_sharing_modes", None) or ()):
         raise CertError(f"{name}: layers share their keys and values (KV sharing)")
-    kinds = layer_types(model.config)
-    if other := sorted(set(kinds) - LAYERS):
-        raise CertError(f"{name}: layers of kind {other[0]!r}; expected full and sliding attention")
-    if FULL not in kinds:
+    if config.model_type in REFUSED:
+        raise CertError(f"{name}: {REFUSED[config.model_type]}")
+    kinds = [type(layer) for layer in DynamicCache(config=model.config).layers]
+    if other := sorted({kind.__name__ for kind in kinds} - {"DynamicLayer", "DynamicSlidingWindowLayer"}):
+        raise CertError(f"{name}: cache layers of kind {other[0]}; expected full and sliding attention")
+    if DynamicLayer not in kinds:
         raise CertError(f"{name}: every layer is sliding; no layer with full attention, so nothing to compress")
-    for what in ("attn_logit_softcapping", "use_bidirectional_attention"):
-        if getattr(config, what, None):
-            raise CertError(f"{name}: {what} is set, which the retained attention does not support")
-    if getattr(config, "kv_lora_rank", None):
-        raise CertError(f"{name}: latent attention (MLA), whose cache holds neither keys nor values")
     _check_modules(model, name, len(kinds))
+    _check_attention(name, config)
+
+
+def _check_attention(name: str, config: PreTrainedConfig) -> None:
+    if getattr(config, "use_bidirectional_attention", None):
+        raise CertError(f"{name}: use_bidirectional_attention is set, which the retained attention does not support")
+    if getattr(config, "kv_lora_rank", None):
+        raise CertError(f"{name}: {LATENT}")
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        raise CertError(f"{name}: sdpa leaves out attn_logit_softcapping; load it with attn_implementation='eager'")
+    if config.model_type not in TESTED:
+        raise CertError(f"{name}: model type {config.model_type!r} is not among the tested ones (docs/models.md)")
 
 
 def _check_modules(model: PreTrainedModel, name: str, layers: int) -> None:
     modules = attention_modules(model)
     if {module.layer_idx for module in modules} != set(range(layers)):
         raise CertError(f"{name}: found attention modules for {len(modules)} of {layers} layers")
-    if model.config.model_type in OTHER_ROWS:
-        raise CertError(f"{name}: its attention reads other keys or values than its cache returns")
     if any(hasattr(module, "sinks") for module in modules):
         raise CertError(f"{name}: learned sink logits, which the retained attention does not support")
     for module in modules:
@@ -68,6 +76,14 @@ def _check_modules(model: PreTrainedModel, name: str, layers: int) -> None:
         own_implementation(module, before)
         if before not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
             raise CertError(f"{name}: attention {before!r} has no mask function to delegate to")
+
+
+def first_kernel(model: PreTrainedModel, state: State) -> tuple[str, str]:
+    """What would serve the session's own policy, and why; CertError where a kernel asked for by name cannot."""
+    config, options = model.config.get_text_config(decoder=True), state.options
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    what = (head_dim, getattr(config, "attn_logit_softcapping", None), state.weights(options.policy))
+    return best_kernel(Case(model.device.type, model.dtype, *what), options.kernel)
 
 
 def check_generate(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

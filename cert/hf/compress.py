@@ -80,18 +80,9 @@ def prefix_bytes(layer: CertifiedLayer) -> tuple[int, int]:
 
 
 def retained_weights(layer: CertifiedLayer, query: Tensor, scale: float, first: int) -> tuple[Tensor, Tensor]:
-    """Attention of m new tokens at positions first.. over the stored rows: (out [batch, m, heads, d], weight).
-
-    Rows are masked by their logical positions, so it is causal among the new tokens whatever was evicted.
-    """
-    assert layer.position is not None
-    k, v = layer.stored
-    offset = layer.offset()[:, None]
-    if first + 1 < layer.length:  # else it is the last token, which sees all there is
-        at = torch.arange(first, first + query.shape[-2], device=query.device)
-        visible = layer.position[:, None] <= at[:, None, None]  # [batch, m, kv_heads, rows]
-        offset = offset.masked_fill(~visible, -math.inf)
-    return retained_attention(query.transpose(1, 2), k[:, None], v[:, None], offset, scale)
+    """Attention of m new tokens at positions first.. over the stored rows: (out [batch, m, heads, d], weight)."""
+    k, v = (x[:, None] for x in layer.stored)
+    return retained_attention(query.transpose(1, 2), k, v, layer.offset(query.shape[2], first), scale, layer.softcap)
 
 
 def pieces(layer: CertifiedLayer, query: Tensor) -> list[tuple[int, Tensor]]:
@@ -125,7 +116,7 @@ def _window_score(layer: CertifiedLayer, pool: int) -> Tensor:
     assert layer.queries is not None
     queries, scale, k = layer.queries, layer.scale, layer.stored[0]
     if layer.log_weight is None:
-        return scores.snapkv(queries, k, scale, pool)
+        return scores.snapkv(queries, k, scale, pool, layer.softcap)
     first = layer.length - queries.shape[2]
     total = torch.zeros(k.shape[:-1], device=k.device)
     for start, piece in pieces(layer, queries):

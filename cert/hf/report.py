@@ -18,7 +18,6 @@ from cert.hf.compress import prefix_bytes
 from cert.hf.state import Block, State
 from cert.silent import retained_entropy
 
-KERNEL = ("torch reference", "the only one built: fast kernels are a separate part of the package")
 OFF = "certificates are switched off (delta=None)"
 EQUAL_BUDGETS = 0.01  # arms whose realised budgets differ by more are not at equal budget
 NUMBERS = {"certificate": "radius", "assisted_certificate": "assisted"}
@@ -46,7 +45,7 @@ def served_error(layer: CertifiedLayer, query: Tensor, out: Tensor) -> Tensor:
     """||o_hat - o|| [batch, heads], o over every row ever written, for the query as it was served."""
     if layer.audit is None:
         return torch.zeros(out.shape[:-1], device=out.device)
-    return (full_attention(query, *layer.audit, layer.scale) - out).norm(dim=-1)
+    return (full_attention(query, *layer.audit, layer.scale, layer.softcap) - out).norm(dim=-1)
 
 
 @torch.no_grad()
@@ -194,8 +193,8 @@ def cache_facts(state: State) -> dict[str, Any]:
         "prefix_bytes_after": cache.prefix_bytes[1],
         **storage_bytes(cache),
         **({"margin": mean_margin(cache)} if state.options.signals else {}),
-        "kernel": KERNEL[0],
-        "kernel_why": KERNEL[1],
+        "kernel": state.kernel[0],
+        "kernel_why": state.kernel[1],
         "prefill_tokens": state.prefill_tokens,
         "rerun_prefill_tokens": state.rerun_tokens,
     }

@@ -41,6 +41,7 @@ class Serving(State):
         self.modules = {id(module): module for module in checks.attention_modules(self.model)}
         self._generate: Any = self.model.generate
         self._patched = {k: v for k, v in self.model.__dict__.items() if k == "generate"}  # somebody else's, if any
+        self.kernel = checks.first_kernel(self.model, self)
         OPEN.append(self)
         take_over(self.model, self)
         self._hook = self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)

@@ -10,6 +10,7 @@ from cert.certificate import DELTA
 from cert.hf.arguments import OPTIONS, expect
 from cert.hf.cache import CertifiedCache
 from cert.hf.together import Together
+from cert.kernels import AUTO
 from cert.policy import Policy
 
 Callback = Callable[[dict[str, Any]], Any]
@@ -28,6 +29,7 @@ class Options:
     callback: Callback | None = None
     arms: tuple[Policy, ...] = ()
     signals: bool = False
+    kernel: str = AUTO
 
     def __post_init__(self) -> None:
         for name, (holds, what) in OPTIONS.items():
@@ -69,6 +71,11 @@ class State:
     step: int = 0
     prefill_tokens: int = 0
     rerun_tokens: int = 0
+    kernel: tuple[str, str] = ("", "")  # what serves, and why
+
+    def weights(self, policy: Policy) -> bool:
+        """Whether serving needs the attention weights: for h2o's sums, signals, certificates (one kernel for all arms)."""
+        return policy.score == "h2o" or self.options.signals or self.options.delta is not None
 
 
 OPEN: list[State] = []  # the sessions that are open

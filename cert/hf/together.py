@@ -54,7 +54,7 @@ class TogetherLayer(CacheLayerMixin):
         """The logical length, the same in every row."""
         return int(self._any().get_seq_length())
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         """Of a row that has evicted nothing; the others do not look at the mask."""
         sizes: tuple[int, int] = self._any().get_mask_sizes(query_length)
         return sizes
@@ -62,6 +62,8 @@ class TogetherLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         """No maximum."""
         return -1
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.14
 
 
 class Together(Cache):

@@ -68,7 +68,7 @@ def test_claims_on_one_grid_share_their_rows(store: str, claim: str, command) ->
     assert done.returncode == 0 and "nothing to run" in done.stderr
 
 
-@pytest.mark.parametrize("claim", ["extension-2", "extension-3", "extension-4"])
+@pytest.mark.parametrize("claim", ["extension-2", "extension-3"])
 def test_claims_without_a_runner_say_what_is_missing(store: str, claim: str, command) -> None:
     done = command("claim", claim, "--json", STORE=store, PROFILE="laptop")
     result = json.loads(done.stdout)

@@ -1,16 +1,26 @@
 """Tiny random models, and the oracle: dense attention over every row, evicted columns masked, the same offset added."""
 
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from tiny_folder import SMALL
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from cert.hf import CertifiedCache
 
+# "cache" since transformers 5.24, "past_key_values" before
+KEYWORD = next(x for x in ("cache", "past_key_values") if x in inspect.signature(LlamaForCausalLM.forward).parameters)
 FAMILIES = {
     "llama": {},
     "qwen3": {"num_attention_heads": 6, "num_key_value_heads": 3},
@@ -21,7 +31,7 @@ FAMILIES = {
 
 def tiny(family: str = "llama", attention: str = "sdpa", **changes: object) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family], **changes})
+    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES.get(family, {}), **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
     model.generation_config.eos_token_id = None  # random models stop by length alone
     return model
@@ -79,14 +89,15 @@ class Oracle:
         self.values: dict[int, torch.Tensor] = {}  # merged ones, in place of the written
         self.rows: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # q, k, v of the last feed
 
-    def attention(self, module, query, key, value, mask, scaling=None, **_):
+    def attention(self, module, query, key, value, mask, scaling=None, softcap=None, **_):
         index, (batch, heads, m, _), n = module.layer_idx, query.shape, key.shape[2]
         self.rows[index] = (query, key, value)
         if index in self.values:
             old = self.values[index]
             value = torch.cat([old, value[:, :, old.shape[2] :]], dim=2)
         owner = torch.tensor([h * key.shape[1] // heads for h in range(heads)])
-        logits = torch.einsum("bhqd,bhkd->bhqk", query, key[:, owner]) * scaling + mask
+        logits = torch.einsum("bhqd,bhkd->bhqk", query, key[:, owner]) * scaling
+        logits = (logits if softcap is None else softcap * torch.tanh(logits / softcap)) + mask
         bias = self.bias.get(index)
         if bias is not None:
             logits[..., : bias.shape[-1]] += bias[:, owner, None, :]
@@ -107,4 +118,4 @@ class Oracle:
     @torch.no_grad()
     def feed(self, ids: torch.Tensor) -> torch.Tensor:
         with self.running():
-            return self.model(input_ids=ids, cache=self.cache, use_cache=True).logits
+            return self.model(input_ids=ids, use_cache=True, **{KEYWORD: self.cache}).logits

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from oracle import FAMILIES, tiny, tokens
+from oracle import FAMILIES, KEYWORD, tiny, tokens
 
 from cert.errors import CertError
 from cert.hf import certified
@@ -143,7 +143,7 @@ def test_a_compressed_cache_cannot_be_used_after_its_session() -> None:
         session.compress()
         cache = session.cache
     with pytest.raises(CertError, match="session has ended"), torch.no_grad():
-        model(input_ids=tokens(1), cache=cache)
+        model(input_ids=tokens(1), **{KEYWORD: cache})
 
 
 def test_half_precision_serves_with_float32_statistics() -> None:
@@ -169,7 +169,7 @@ def test_a_loop_with_gradients_on_is_served_all_the_same() -> None:
     with certified(model, Policy.preset("certified", budget=0.4), audit=True) as session:
         out = model(input_ids=ids)
         for _ in range(2):
-            out = model(input_ids=out.logits[:, -1:].argmax(-1), cache=out.cache)
+            out = model(input_ids=out.logits[:, -1:].argmax(-1), **{KEYWORD: out[KEYWORD]})
         assert out.logits.requires_grad and len(session.certificates["err"]) == 16
         assert session.summary()["certificate"]["value"] > 0
 

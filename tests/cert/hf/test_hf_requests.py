@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from oracle import close, kept_sets, tiny, tokens
+from oracle import KEYWORD, close, kept_sets, tiny, tokens
 
 from cert.errors import CertError
 from cert.hf import attention, certified, report, serve
@@ -69,7 +69,7 @@ def test_compress_does_not_take_another_forwards_cache() -> None:
     with certified(model, policy()) as session, torch.no_grad():
         session.prefill(CONTEXT)
         mine = session.cache
-        theirs = model(other).cache
+        theirs = model(other)[KEYWORD]
         for act in (session.compress, lambda: session.cache_kwargs, lambda: session.prefill(tokens(3))):
             with pytest.raises(CertError, match=r"another cache: fork\(\) goes on"):
                 act()
@@ -82,11 +82,11 @@ def test_compress_does_not_take_another_forwards_cache() -> None:
         model(other, use_cache=False)
         session.compress()
         assert session.cache.events == [150, 158] and not theirs.events
-        theirs = model(tokens(1), cache=theirs).cache
+        theirs = model(tokens(1), **{KEYWORD: theirs})[KEYWORD]
         with pytest.raises(CertError, match="another cache"):
             session.compress()
         session.reset()
-        model(tokens(1), cache=theirs)
+        model(tokens(1), **{KEYWORD: theirs})
         session.compress()
         assert session.cache is theirs and theirs.events[-1] == 122
     with certified(model, policy()) as session:
@@ -159,7 +159,7 @@ def test_running_sums_hold_no_graph() -> None:
     with certified(model, policy("h2o")) as session:
         out = model(input_ids=CONTEXT)
         for _ in range(3):
-            out = model(input_ids=out.logits[:, -1:].argmax(-1), cache=out.cache)
+            out = model(input_ids=out.logits[:, -1:].argmax(-1), **{KEYWORD: out[KEYWORD]})
             assert all(x.mass.grad_fn is None for x in session.cache.compressible.values())
         assert out.logits.requires_grad and session.summary()["compressions"] == 1
 

