@@ -173,6 +173,8 @@ class CertifiedCache(Cache):
         self.expected: float | None = None  # sum of prob / logical rows at the last event
         self.realised: float | None = None
         self.prefix_bytes: tuple[int, int] = (0, 0)  # keys and values before and after the last event
+        self.liked = False  # compressed to the counts of another one
+        self.compressing = False  # also afterwards, where a compression did not finish
 
     @property
     def compressible(self) -> dict[int, CertifiedLayer]:
@@ -189,8 +191,16 @@ class CertifiedCache(Cache):
         """Logical length: tokens fed so far."""
         return 0 if self.ids is None else self.ids.shape[1]
 
+    def check_whole(self) -> None:
+        """Raise CertError where a forward or a compression stopped half way: layers would answer for different texts."""
+        if self.compressing or any(self.get_seq_length(i) != self.length for i in range(len(self.layers))):
+            raise CertError(
+                "a forward or a compression of this cache did not finish: reset(), or fork() one from before it"
+            )
+
     def feed(self, ids: Tensor) -> None:
         """Note the tokens [batch, m] of a forward that is about to run."""
+        self.check_whole()
         new = ids.detach().to("cpu", torch.int64)
         if self.ids is not None and self.ids.shape[0] != new.shape[0]:
             raise CertError(f"a batch of {new.shape[0]}: expected {self.ids.shape[0]} rows, as this cache began with")

@@ -24,6 +24,11 @@ def without_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
 
 
+def kept(value: Any) -> Any:
+    """A tensor as a copy, which the caller cannot change; all else as it is."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 @dataclass(frozen=True)
 class Call:
     """The arguments, the generators' state, and what the cache it continued from had seen."""
@@ -34,6 +39,7 @@ class Call:
     rng: list[Tensor]
     begun: tuple[Tensor, tuple[int, ...]] | None  # ids and compression points; None: an empty cache
     policy: Policy  # of the cache it was served from
+    liked: bool  # compressed to another draw's counts, which no budget gives again
     runs: dict[float, Plans] = field(default_factory=dict)  # budget -> what that run's compressions decided
 
     @contextmanager

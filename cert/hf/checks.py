@@ -154,6 +154,8 @@ def check_like(cache: CertifiedCache, like: CertifiedCache | None) -> None:
     require(not cache.events, f"{first}: expected a cache that was not compressed before")
     same = isinstance(like, CertifiedCache) and like.events == [cache.length] == [like.length]
     require(same, f"{first}: expected a certified cache compressed once, at its end, at {cache.length} tokens")
+    shapes = [{i: layer.real.shape[:2] for i, layer in one.compressible.items()} for one in (cache, like)]
+    require(shapes[0] == shapes[1], f"{first}: expected as many layers, rows and KV heads as this cache has")
 
 
 def check_full_ids(ids: Tensor, cache: CertifiedCache) -> None:

@@ -37,6 +37,7 @@ def compress(
     """
     if cache.ids is None:
         raise CertError("compress: nothing was fed yet")
+    cache.check_whole()
     if cache.events and cache.events[-1] == cache.length:
         return
     if not cache.events:
@@ -44,12 +45,11 @@ def compress(
     if not cache.documents:
         cache.documents = tuple(map(ids_sha256, cache.ids)) if document is None else (document,)
     cache.events.append(cache.length)
+    cache.compressing, cache.liked = True, like is not None
     layers = cache.compressible
     before = sum(prefix_bytes(layer)[0] for layer in layers.values())
     plan = cache.plans.setdefault(cache.length, {})
     for place, (index, layer) in enumerate(layers.items()):
-        if layer.length != cache.length:
-            raise CertError(f"layer {index} holds {layer.length} tokens of {cache.length}: a forward did not finish")
         if cache.policy.design == "none":
             continue
         heads, where = layer.stored[0].shape[1], layer.stored[0].device
@@ -63,6 +63,7 @@ def compress(
             plan[index] = later_event(layer, cache.policy, coins, least, at)
         if layer.log_weight is not None and not cache.terms.often:
             layer.queries = None
+    cache.compressing = False
     rows = sum(layer.real.sum().item() for layer in layers.values())
     logical = sum(layer.real[..., 0].numel() * layer.length for layer in layers.values())
     cache.realised = rows / logical

@@ -1,5 +1,6 @@
 """What a session reports: the certificate of each step, layer and head, and the summary of a request."""
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -75,7 +76,9 @@ def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: 
 def _token(state: State) -> dict[str, Any]:
     """The certificate of the step that has just ended, over its layers and heads, or why there is none."""
     now = (state.request, state.step - 1)
-    blocks = [b for b in state.blocks[-len(state.modules) :] if (b.request, b.step) == now]
+    assert state.running is not None
+    mine = (b for b in reversed(state.blocks) if (b.request, b.step) == now)  # among those of others, when together
+    blocks = list(itertools.islice(mine, len(state.running.compressible)))
     found = request_number(state, state.request, "radius", blocks)
     numbers = (None, None) if found is None else (found.value, found.undefined_share)
     return {"certificate": numbers[0], "undefined_share": numbers[1], "reason": state.reasons[state.request]}

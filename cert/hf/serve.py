@@ -11,7 +11,7 @@ from cert.errors import CertError
 from cert.hf import arguments, checks, report
 from cert.hf.attention import NAME, give_back, take_over
 from cert.hf.cache import CertifiedCache
-from cert.hf.call import CACHE_NAMES, Call, given_cache, random_state, without_cache
+from cert.hf.call import CACHE_NAMES, Call, given_cache, kept, random_state, without_cache
 from cert.hf.compress import compress
 from cert.hf.plans import Plans
 from cert.hf.state import OPEN, Options, State
@@ -169,7 +169,9 @@ class Serving(State):
             checks.check_full_ids(ids, cache)
         begun = None if cache is None or cache.ids is None else (cache.ids, tuple(cache.events))
         policy = self._policy if cache is None else cache.policy
-        self._last = Call(args, without_cache(kwargs), ids, random_state(), begun, policy)
+        mine = tuple(map(kept, args)), {name: kept(value) for name, value in without_cache(kwargs).items()}
+        liked = cache is not None and cache.liked
+        self._last = Call(*mine, ids.clone(), random_state(), begun, policy, liked)
         return self._run(self._last, cache, kwargs, policy.budget or 0.0)
 
     def _run(self, call: Call, cache: CertifiedCache | None, kwargs: dict[str, Any], budget: float) -> Any:

@@ -14,7 +14,7 @@ from cert.hf.attention import give_back, take_over
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import Call
 from cert.hf.serve import Serving
-from cert.hf.together import Row, Together
+from cert.hf.together import Row, Together, check_asked
 from cert.policy import Policy
 
 
@@ -108,6 +108,7 @@ class Session(Serving):
         Raises CertError for anything else.
         """
         self._require_open()
+        check_asked(rows, size)
         self._check_rows(rows)
         return {self._keyword: Together(rows, size)}
 
@@ -126,6 +127,7 @@ class Session(Serving):
         policy, least = call.policy, call.policy.budget or call.policy.budget_tokens or 1.0
         fits = policy.design != "none" and (policy.budget or 0.0) <= arguments.number(budget) <= 1
         arguments.expect(fits, "escalate to", budget, f"a budget of at least the present {least}, and at most 1")
+        checks.require(not call.liked, "escalate: this cache was compressed like another, whose counts no budget gives")
         self._policy = policy.with_budget(budget)
         self._smaller = tuple(plans for other, plans in call.runs.items() if other < budget)
         try:

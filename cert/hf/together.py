@@ -22,6 +22,13 @@ class Row:
     step: int
 
 
+def check_asked(rows: Any, size: Any) -> None:
+    """Raise CertError for what are no rows of a session, or no number of them."""
+    listed = isinstance(rows, list | tuple) and all(isinstance(row, Row) for row in rows)
+    if not listed or type(size) is not int:
+        raise CertError("together: expected a list of what session.row() gives, and a whole number as size")
+
+
 class TogetherLayer(CacheLayerMixin):
     """One layer of all rows. `seen`: what each row's own layer gives its attention at this step."""
 
@@ -38,7 +45,12 @@ class TogetherLayer(CacheLayerMixin):
         return next(self._of(row) for row in self.rows if row is not None)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append each row's new tokens to its own cache; what is returned is not looked at."""
+        """Append each row's new tokens to its own cache; what is returned is not looked at.
+
+        Raises CertError once the session has ended: nothing would then look at the rows' own layers.
+        """
+        if any(row is not None and row.cache.terms.closed for row in self.rows):
+            raise CertError("together: the session of these caches has ended")
         self.seen = [
             None
             if row is None
@@ -74,6 +86,8 @@ class Together(Cache):
     """
 
     def __init__(self, rows: Sequence[Row], size: int) -> None:
+        if len({id(row.cache) for row in rows}) != len(rows):
+            raise CertError("together: a cache stands in it twice; expected one a row")
         if not 1 <= len(rows) <= size or any(row.cache.ids is None or len(row.cache.ids) != 1 for row in rows):
             raise CertError(f"together: {len(rows)} rows; expected 1 to {size}, each a cache of one row that was fed")
         if any(not row.cache.events or row.cache.length != rows[0].cache.length for row in rows):
@@ -88,9 +102,13 @@ class Together(Cache):
             raise CertError(
                 f"together: a batch of {len(ids)}; expected {len(self.rows)}, those without a cache included"
             )
-        for b, row in enumerate(self.rows):
-            if row is not None:
-                row.cache.feed(ids[b : b + 1])
+        there = [(b, row.cache) for b, row in enumerate(self.rows) if row is not None]
+        if len(lengths := {cache.length for _, cache in there}) > 1:
+            raise CertError(f"together: its caches have parted, at {min(lengths)} and {max(lengths)} tokens")
+        for _, cache in there:
+            cache.check_whole()
+        for b, cache in there:
+            cache.feed(ids[b : b + 1])
 
     def attend(self, index: int, attend: Callable[[Row, int, Tensor, Tensor], Tensor]) -> Tensor:
         """Rows [size, m, heads, d] of attend(row, its number, keys, values), zeros where there is no cache."""

@@ -145,3 +145,14 @@ def test_a_document_for_a_batch_is_refused_before_the_prefill() -> None:
     with certified(model, POLICY, document="d") as session:
         refused(lambda: model.generate(IDS.expand(2, -1), max_new_tokens=2), "document 'd' for a batch of 2")
         assert session.cache is None and session.prefill_tokens == 0
+
+
+def test_together_takes_rows_of_the_session_and_their_number() -> None:
+    with certified(tiny(), Policy.preset("certified", budget=0.5, sinks=2, recent=8, window=8)) as session:
+        session.prefill(tokens(80))
+        session.compress()
+        row = session.row()
+        for wrong in (None, "ab", [None], [session.cache], [row, row], []):
+            refused(lambda wrong=wrong: session.together(wrong, size=2), "together")
+        for size in ("2", 1.5, 0, True):
+            refused(lambda size=size: session.together([row], size=size), "together")
