@@ -56,7 +56,9 @@ def sample(rows: Mapping[str, Iterable[Row]], size: int, seed: int) -> Sample:
     queues = [_shuffled(rows[task], seed) for task in TASKS if task in rows]
     turns = [queue[turn] for turn in range(max(map(len, queues), default=0)) for queue in queues if turn < len(queue)]
     if size < 1 or not turns:
-        raise UserError(f"a sample of {size} LongBench rows out of {len(turns)}: expected at least one of each")
+        raise UserError(
+            f"a sample of {size} out of the {len(turns)} LongBench rows of DATA=: expected one or more of each"
+        )
     drawn = tuple(turns[:size])
     return Sample(drawn, hashlib.sha256(" ".join(row["id"] for row in drawn).encode()).hexdigest())
 
@@ -100,8 +102,11 @@ def _row(where: str, task: str, raw: Mapping[str, Any]) -> Row:
         raise UserError(
             f"{where}: 'context' holds the template's own text, which would come twice; expected LongBench's"
         )
+    classes = row["all_classes"]
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(one, str) for one in classes)):
+        raise UserError(f"{where}: all_classes is {str(classes)[:40]!r}; expected a list of texts, or null")
     try:
-        check(task, "", row["answers"], row["all_classes"])
+        check(task, "", row["answers"], classes)
         content = json.dumps(row, sort_keys=True, ensure_ascii=False).encode()
     except UserError as error:
         raise UserError(f"{where}: {error}") from error

@@ -52,6 +52,8 @@ def test_a_folder_may_hold_some_tasks_and_some_are_chosen(tmp_path: Path) -> Non
         ("qasper", {"input": None}, "expected texts in the fields 'context' and 'input'"),
         ("qasper", {"answers": "Rome"}, "answers: found str 'Rome'; expected a list"),
         ("qasper", {"answers": []}, "answers: found list"),
+        ("hotpotqa", {"all_classes": 5}, "all_classes is '5'; expected a list of texts, or null"),
+        ("hotpotqa", {"all_classes": "AB"}, "all_classes is 'AB'"),
         ("trec", {}, "all_classes: found NoneType"),
         ("passage_retrieval_en", {}, "needs answers such as 'Paragraph 7'"),
         ("qasper", {"input": "\ud800"}, "half of a surrogate pair"),
@@ -147,5 +149,5 @@ def test_a_sample_is_stratified_nested_and_named_by_content(shared_data: Callabl
 
 def test_nothing_to_draw_is_refused() -> None:
     for rows, size in (({}, 3), ({"qasper": []}, 3), ({"qasper": [ROW | {"id": "x"}]}, 0)):
-        with pytest.raises(UserError, match=f"a sample of {size} LongBench rows"):
+        with pytest.raises(UserError, match=f"a sample of {size} out of the"):
             sample(rows, size, 0)
