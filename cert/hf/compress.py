@@ -64,11 +64,17 @@ def compress(
         if layer.log_weight is not None and not cache.terms.often:
             layer.queries = None
     cache.compressing = False
-    rows = sum(layer.real.sum().item() for layer in layers.values())
-    logical = sum(layer.real[..., 0].numel() * layer.length for layer in layers.values())
+    _take_stock(cache, plan, before)
+
+
+def _take_stock(cache: CertifiedCache, plan: dict[int, Plan], before: int) -> None:
+    """The cache's budgets and bytes after an event that decided `plan`."""
+    layers = cache.compressible.values()
+    rows = sum(layer.real.sum().item() for layer in layers)
+    logical = sum(layer.real[..., 0].numel() * layer.length for layer in layers)
     cache.realised = rows / logical
     cache.expected = sum(x.expected for x in plan.values()) / logical if plan else 1.0
-    cache.prefix_bytes = (before, sum(prefix_bytes(layer)[1] for layer in layers.values()))
+    cache.prefix_bytes = (before, sum(prefix_bytes(layer)[1] for layer in layers))
 
 
 def prefix_bytes(layer: CertifiedLayer) -> tuple[int, int]:
