@@ -71,7 +71,7 @@ def test_grids_have_the_registered_sizes(root: Path) -> None:
     assert [grids["replay"].profiles[p].cells for p in ("smoke", "laptop", "paper")] == [96, 12_096, 12_096]
     assert grids["tasks"].profiles["paper"].cells == 76_800
     assert grids["tasks"].profiles["laptop"].cells == 40 * 6 * 12
-    assert grids["synthetic"].profiles["laptop"].cells == 4 * 40 * 4
+    assert grids["synthetic"].profiles["laptop"].cells == 4 * 30 * 4
 
 
 def test_every_claim_of_the_study_is_there_with_its_thresholds(root: Path) -> None:
