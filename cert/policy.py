@@ -1,6 +1,7 @@
 """A policy is a composition of score, design, allocation and compensation; baselines are presets of it."""
 
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +17,7 @@ CHOICES = {
     "allocation": allocate.KINDS,
     "compensation": ("none", "hajek", "merge"),
 }
+NUMBERS = {Integral: ("budget_tokens", "pool", "window", "sinks", "recent"), Real: ("budget", "certain_share", "floor")}
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Policy:
         self._check_numbers()
 
     def _check_numbers(self) -> None:
+        for kind, names in NUMBERS.items():
+            for name in names:
+                value = getattr(self, name)
+                optional = value is None and name.startswith("budget")
+                if not optional and (type(value) is bool or not isinstance(value, kind)):
+                    raise CertError(f"{name} of type {type(value).__name__}: expected a number")
         given = [x for x in (self.budget, self.budget_tokens) if x is not None]
         if len(given) != (self.design != "none"):
             raise CertError("expected exactly one of budget and budget_tokens, and none of them for design 'none'")

@@ -55,6 +55,15 @@ def as_rows(ids: Any) -> Tensor:
     return check_ids("prefill", rows[None] if rows.ndim == 1 else rows)
 
 
+def check_fed(ids: Tensor, vocabulary: int, position_ids: Any, first: int) -> None:
+    """Ids [batch, m] that the model knows, at the logical positions from `first` on, where any are given."""
+    if (odd := ids[(ids < 0) | (ids >= vocabulary)]).numel():
+        raise CertError(f"token id {int(odd[0])}: expected 0 to {vocabulary - 1}, the model's vocabulary")
+    due = torch.arange(first, first + ids.shape[1])
+    if isinstance(position_ids, Tensor) and not bool((position_ids.cpu() == due).all()):
+        raise CertError(f"position_ids: expected the logical positions from {first} on, whatever was evicted")
+
+
 def check_mask(mask: Any, rows: int, n: int) -> None:
     """An attention mask, where there is one, has a column for each token, the cached ones included."""
     if isinstance(mask, Tensor) and mask.shape != (rows, n):

@@ -35,6 +35,7 @@ class Serving(State):
         self._last: Call | None = None
         self._parameters = list(inspect.signature(model.forward).parameters)
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
+        self._vocabulary: int = model.config.get_text_config().vocab_size
         self._keyword = next(name for name in CACHE_NAMES if name in self._parameters)
 
     def _open(self) -> None:
@@ -78,12 +79,14 @@ class Serving(State):
         ids = arguments.check_ids("forward", kwargs.get("input_ids"))
         if isinstance(given, Together):
             self._check_rows(given.rows)
+            arguments.check_fed(ids, self._vocabulary, kwargs.get("position_ids"), given.get_seq_length())
             given.feed(ids)
             self.batch = given
             return (), kwargs | {self._keyword: given}
         cache = checks.check_cache(given, self._owned)
         seen = 0 if cache is None else cache.length
         arguments.check_mask(kwargs.get("attention_mask"), len(ids), seen + ids.shape[1])
+        arguments.check_fed(ids, self._vocabulary, kwargs.get("position_ids"), seen)
         if cache is None:
             checks.refuse_own_cache(given if self._prompt is None else None)
             cache = self._fresh(len(ids))

@@ -156,3 +156,23 @@ def test_together_takes_rows_of_the_session_and_their_number() -> None:
             refused(lambda wrong=wrong: session.together(wrong, size=2), "together")
         for size in ("2", 1.5, 0, True):
             refused(lambda size=size: session.together([row], size=size), "together")
+
+
+def test_ids_and_positions_are_those_of_the_model_and_the_text() -> None:
+    model = tiny()
+    with certified(model, POLICY) as session, torch.no_grad():
+        for odd in (-1, model.config.vocab_size):
+            refused(lambda odd=odd: session.prefill([5, odd]), f"token id {odd}", "vocabulary")
+        session.prefill(IDS)
+        session.compress()
+        next_one = {"input_ids": tokens(2, 3), **session.cache_kwargs}
+        refused(lambda: model(**next_one, position_ids=torch.tensor([[48, 49]])), "position_ids", "from 80 on")
+        model(**next_one, position_ids=torch.tensor([[80, 81]]))
+
+
+def test_a_policy_takes_numbers_alone() -> None:
+    for field, value in (("budget", "0.25"), ("budget", [1]), ("budget", True), ("window", 2.5), ("sinks", 1.5)):
+        refused(
+            lambda field=field, value=value: Policy(**{"budget": 0.5, field: value}), f"{field} of type", "a number"
+        )
+    refused(lambda: Policy(budget_tokens=10.5), "budget_tokens of type float")
