@@ -65,7 +65,7 @@ def _fail(line: list[str]) -> int:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["grid=poems"], "grid=poems: expected one of replay, tasks, synthetic"),
+        (["grid=poems"], "grid=poems: expected one of replay, architectures, tasks, synthetic"),
         (["profile=huge"], "profile=huge: expected one of"),
         (["profile=smoke", "grid=tasks", "tasks.documents=0"], "at least 1"),
         (["profile=smoke", "grid=tasks", "tasks.tasks=[poems]"], "expected one of planted_facts"),
