@@ -51,7 +51,7 @@ def verdicts(registry: Registry, folder: Path) -> str:
 
 
 def _estimates(result: Mapping[str, Any]) -> list[str]:
-    """One line a stratum; a model is not named again where the verdict has named it."""
+    """One line a stratum that has rows, and how many have none; a model the verdict has named is not named again."""
     models = (result["population"] or "").split(";")[0]
     lines = []
     for stratum in result["strata"]:
@@ -59,8 +59,10 @@ def _estimates(result: Mapping[str, Any]) -> list[str]:
             f"{name.replace('_', ' ')} {_three(of['estimate'])} [{_three(of['low'])}, {_three(of['high'])}]"
             for name, of in stratum["measures"].items()
         ]
-        lines.append(f"{stratum['name'].removeprefix(f'{models}, ')}: {', '.join(measures)}")
-    return lines
+        if measures:
+            lines.append(f"{stratum['name'].removeprefix(f'{models}, ')}: {', '.join(measures)}")
+    empty = len(result["strata"]) - len(lines)
+    return [*lines, f"without rows: {empty} of {len(result['strata'])} strata"] if empty else lines
 
 
 def _three(value: float | None) -> str:

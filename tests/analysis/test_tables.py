@@ -35,6 +35,12 @@ def test_a_model_is_named_once_and_the_measures_of_a_stratum_share_a_line(tmp_pa
     )
 
 
+def test_strata_without_rows_are_counted_and_not_listed(tmp_path) -> None:
+    empty = {"name": "another", "measures": {}}
+    (tmp_path / "claim-1.json").write_text(json.dumps(RESULT | {"strata": [STRATUM, empty, empty]}))
+    assert "[0.960, 0.980]<br>without rows: 2 of 3 strata |" in verdicts(REGISTRY, tmp_path)
+
+
 def test_deviations_are_told(tmp_path) -> None:
     (tmp_path / "claim-2.json").write_text(json.dumps(RESULT | {"deviations": [{"date": "2026-01-01"}]}))
     assert "some texts, with deviations" in verdicts(REGISTRY, tmp_path)
