@@ -75,8 +75,9 @@ $(COMMANDS): .venv/ready
 retry-failed: .venv/ready
 	@$(PY) -m scripts.retry_failed
 
+# Two processes: what two cores and 4 GB hold, and half the time.
 test: .venv/ready
-	@$(PY) -m pytest -q
+	@$(PY) -m pytest -q -n 2 --dist loadfile
 
 test-matrix: .venv-matrix/ready
 	$(PY) -m pytest -q tests/cert/hf

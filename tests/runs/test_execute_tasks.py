@@ -119,7 +119,7 @@ def test_a_failing_example_is_rows_and_the_others_finish_and_a_retry_does_it_alo
     counts = store.counts(plan)
     assert (counts["done"], counts["failed"], counts["missing"]) == (CELLS - 4, 4, 0)
     failed = [row for row in rows(store, plan) if row["status"] == "failed"]
-    assert {row["example"] for row in failed} == {broken.name} and "IndexError" in failed[0]["message"]
+    assert {row["example"] for row in failed} == {broken.name} and "token id 999" in failed[0]["message"]
     assert failed[0]["prediction"] is None and failed[0]["prompt_sha256"]
     assert [name for name, computed, _ in work(tmp_path, texts, retry=True) if computed] == [broken.name]
     assert rows(store, plan) == undisturbed[0]
