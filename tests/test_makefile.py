@@ -131,7 +131,7 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
     expected |= {f"judge-extension-{n}": ["scripts.judge", f"extension-{n}"] for n in range(1, 7)}
     plain = ("claims", "status", "plan", "explain", "gc", "readme", "verify", "freeze")
     expected |= {name: [f"scripts.{name}"] for name in plain}
-    expected |= {"retry-failed": ["scripts.retry_failed"], "test": ["pytest", "-q"]}
+    expected |= {"retry-failed": ["scripts.retry_failed"], "test": ["pytest", "-q", "-n", "2", "--dist", "loadfile"]}
     got = {target: reports(make(checkout, target))[0]["argv"] for target in expected}
     assert got == {target: ["-m", *argv] for target, argv in expected.items()}
     assert set(commands()) == {*expected, "help", "setup", "check", "test-matrix"}
