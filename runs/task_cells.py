@@ -8,16 +8,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from cert.policy import Policy
 from runs import arm, longbench, synthetic
 from runs.arms import METHOD, serve
 from runs.cells import cell_id, content_id
-from runs.config import ROLES, PolicyConfig
+from runs.config import ROLES
 from runs.data import TASKS, Tokenizer, text_sha256
 from runs.errors import UserError
 from runs.examples import Example, Request, prompt_sha256
 from runs.grid import Part
-from runs.kinds import Kind, Rows, Serving
+from runs.kinds import Kind, Rows, Serving, policy_of
 from runs.longbench_rows import Row, load_rows, sample
 from runs.metrics import METRIC_VERSION
 from runs.models import check_weights, load_tokenizer, shape
@@ -165,7 +164,7 @@ def notes(parts: Sequence[Part], found: Sequence[Sequence[Example]]) -> dict[str
 
 def serving(part: Part, model: PreTrainedModel) -> Serving:
     """What gives the rows of an example from its planned cells: what the plan says of each, and what was measured."""
-    grid, policies = part.tasks, dict(zip(ROLES[:2], map(_policy, part.config.policies[:2]), strict=True))
+    grid, policies = part.tasks, dict(zip(ROLES[:2], map(policy_of, part.config.policies[:2]), strict=True))
     tokenizer = load_tokenizer(part.source)
     stops = longbench.stop_ids(tokenizer, model.generation_config)
 
@@ -176,11 +175,6 @@ def serving(part: Part, model: PreTrainedModel) -> Serving:
         return [{**cell, **measured[cell["request"], cell["arm"]]} for cell in planned]
 
     return rows
-
-
-def _policy(config: PolicyConfig) -> Policy:
-    fields = {key: value for key, value in asdict(config).items() if key != "name"}
-    return Policy(**fields, budget=1.0)  # each arm sets its own
 
 
 KIND = Kind(
