@@ -1,0 +1,37 @@
+"""What a conversation gives to the systems: turns fed one after another, and questions asked at its end. No torch."""
+
+from dataclasses import dataclass
+
+from runs.examples import Ids, Request
+
+
+@dataclass(frozen=True)
+class Question(Request):
+    """A request on something said earlier. age: turns since then, 1 for the last one; None where no turn is known."""
+
+    age: int | None = None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A history and its questions: the cache is compressed after each turn, each question is asked on a fork of the end.
+
+    turns: tokens of each turn, chat template included, none empty; all turns and question.ids are the whole prompt, so
+    answers never enter the history. document: SHA-256 of the history's text, identity and cluster. metric: how answers
+    are scored. left_out: turns (of LoCoMo: sessions) before the first, which the model's positions had no room for.
+    newline_stops: a newline ends the answer, after at least one token.
+    """
+
+    task: str
+    document: str
+    turns: tuple[Ids, ...]
+    questions: tuple[Question, ...]
+    metric: str
+    max_new_tokens: int
+    left_out: int = 0
+    newline_stops: bool = True
+
+    @property
+    def name(self) -> str:
+        """Identifies the conversation in a plan, and in the lines a user reads."""
+        return f"{self.task}-{self.document[:16]}"
