@@ -7,9 +7,14 @@ from runs.examples import Ids, Request
 
 @dataclass(frozen=True)
 class Question(Request):
-    """A request on something said earlier. age: turns since then, 1 for the last one; None where no turn is known."""
+    """A request on something said earlier. age: turns since then, 1 for the last one; None where no turn is known.
+
+    An age above the number of turns: what is asked after was left out. wrong_label: whether a list names its reference as
+    wrong; None where there is no list.
+    """
 
     age: int | None = None
+    wrong_label: bool | None = None
 
 
 @dataclass(frozen=True)
