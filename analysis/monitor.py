@@ -56,6 +56,7 @@ def monitored(rows: pd.DataFrame, delta: float = 0.05, eta: float = 0.05) -> dic
         "without_steps": len(steps) - len(seen),
         "failed": len(rows) - len(ok),
         "miss": float(np.mean([point.share for point in process.path])) if seen else None,
+        "delta": delta,
         "log10_threshold": -log(eta) / LN10,
         "log10_alarm": max((point.log_alarm / LN10 for point in process.path), default=None),
         "log10_evidence": max((point.log_evidence / LN10 for point in process.path), default=None),

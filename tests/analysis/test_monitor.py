@@ -74,7 +74,7 @@ def test_a_trajectory_is_every_step_of_a_conversation_in_order():
     frame = conversations(np.random.default_rng(3), 12, 0.5, strict=0.2, audit=1.0)
     frame = frame.iloc[np.argsort(np.arange(len(frame)) % 3, kind="stable")]  # questions of a conversation apart
     found = monitored(frame, delta=0.2)
-    assert len(found["trajectories"]) == 12
+    assert len(found["trajectories"]) == 12 and found["delta"] == 0.2
     for own in found["trajectories"]:
         lists = frame[frame["document"] == own["document"]]["miss_steps_strict"]
         want = weighted_sum([x for text in lists for x in json.loads(text)], 0.2 / STRICT)
