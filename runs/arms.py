@@ -7,7 +7,6 @@ and the document's address followed by " draw 2"; a second full run feeds the qu
 """
 
 import hashlib
-import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from transformers import PreTrainedModel
 
 from cert.hf import CertifiedCache, Session, certified
 from cert.hf.cache import ids_sha256
-from cert.hf.together import Row
 from cert.policy import Policy
 from runs.answers import answer_columns
 from runs.arm import Arm
 from runs.data import Tokenizer
-from runs.decode import Answer, Ending, Greedy
+from runs.decode import Asked, Ending, feed, together
 from runs.errors import UserError
 from runs.examples import Example
 
@@ -87,13 +85,10 @@ def checksum(cache: CertifiedCache) -> str:
 
 
 @dataclass
-class _Asked:
-    """A request that was put to one arm: where it goes on, the logits behind the prompt, its seconds so far."""
+class _Asked(Asked):
+    """A request that was put to one arm."""
 
     arm: Arm
-    row: Row
-    logits: Tensor
-    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -119,8 +114,8 @@ class _Serving:
         for arm, context, spent in contexts:
             began = time.perf_counter()
             self.session.fork(of=context)
-            logits = self._feed(ids, self.session.cache_kwargs)[0]
-            yield _Asked(arm, self.session.row(), logits, spent + time.perf_counter() - began)
+            logits = feed(self.model, ids, self.session.cache_kwargs)[0]
+            yield _Asked(self.session.row(), logits, spent + time.perf_counter() - began, arm)
 
     def aware(self, i: int, snapshot: CertifiedCache, arms: Sequence[Arm]) -> Iterator[_Asked]:
         """The question, fed once before full and the aware arms part; a second full run feeds it again."""
@@ -133,13 +128,14 @@ class _Serving:
             for arm in group:
                 began = time.perf_counter()
                 self._compressed(prompt, arm)
-                yield _Asked(arm, self.session.row(), logits, spent + time.perf_counter() - began)
+                yield _Asked(self.session.row(), logits, spent + time.perf_counter() - began, arm)
 
     def answered(self, i: int, asked: Sequence[_Asked]) -> Iterator[dict[str, Any]]:
         """The rows of one request."""
         for start in range(0, len(asked), TOGETHER):
             part = asked[start : start + TOGETHER]
-            for one, answer in zip(part, self._decoded(part), strict=True):
+            answers = together(self.session, part, self.tokenizer, self.ending, TOGETHER)
+            for one, answer in zip(part, answers, strict=True):
                 summary = self.session.summary(one.row.request)
                 measured = answer_columns(self.example, self.example.requests[i], answer, summary)
                 beside = {"n_tokens": one.row.cache.events[-1], "wall_s": one.wall_s}
@@ -156,35 +152,6 @@ class _Serving:
             cache.documents = (ids_sha256(cache.ids[0]) + SECOND,)
         self.session.compress(like=like)
         return cache
-
-    @torch.no_grad()
-    def _feed(self, ids: Tensor, cache: Mapping[str, Any]) -> Tensor:
-        """Feed ids [rows, m] to compressed caches; raw logits [rows, vocabulary] of the last."""
-        # As prefill() asks for them: another shape of the last product would round otherwise.
-        last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
-        out: Any = self.model(input_ids=ids, use_cache=True, **cache, **last)
-        return out.logits[:, -1]
-
-    def _decoded(self, asked: Sequence[_Asked]) -> list[Answer]:
-        """Greedy answers, one token of each at a step; a step's seconds are divided among those that go on."""
-        cache = self.session.together([one.row for one in asked], TOGETHER)
-        rows = cache[next(iter(cache))].rows
-        answers = [Greedy(self.tokenizer, self.ending) for _ in asked]
-        logits: Sequence[Tensor] | Tensor = [one.logits for one in asked]
-        while True:
-            began, tokens = time.perf_counter(), [0] * TOGETHER
-            going = [b for b in range(len(asked)) if rows[b] is not None]
-            for b in going:
-                token = answers[b].next(logits[b])
-                if token is None:
-                    rows[b] = None
-                else:
-                    tokens[b] = token
-            if not any(rows):
-                return [one.answer() for one in answers]
-            logits = self._feed(torch.tensor(tokens, device=self.model.device)[:, None], cache)
-            for b in going:
-                asked[b].wall_s += (time.perf_counter() - began) / len(going)
 
 
 def _cache(session: Session) -> CertifiedCache:

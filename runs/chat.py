@@ -1,5 +1,6 @@
 """Prompts of a context and a question, in the model's own chat template where it has one. No torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,36 +45,84 @@ class Prompt:
         return ids
 
 
+@dataclass(frozen=True)
+class Turns:
+    """How a tokenizer wants a conversation: bos + head, then user, middle and reply of each turn, `between` two of them.
+
+    A turn is a user's message and the scripted reply, fed together; what ends a reply is fed with the next turn, as it is
+    where a model answers by itself. tail: from a last message to where its answer begins. Each is tokenised apart.
+    """
+
+    tokenizer: Tokenizer
+    bos: Ids
+    head: str
+    middle: str
+    between: str
+    tail: str
+
+    def turn(self, user: str, reply: str, first: bool) -> Ids:
+        """Token ids of a turn; first: whether the conversation begins with it."""
+        text = f"{self.head if first else self.between}{user}{self.middle}{reply}"
+        return (*(self.bos if first else ()), *self.tokenizer.encode(text, add_special_tokens=False))
+
+    def question(self, text: str) -> Ids:
+        """Token ids of a message after the last turn, up to where its answer begins."""
+        return tuple(self.tokenizer.encode(f"{self.between}{text}{self.tail}", add_special_tokens=False))
+
+
+def turns_of(tokenizer: Tokenizer) -> Turns:
+    """The Turns of a tokenizer; plain text where it has no chat template.
+
+    Raises UserError where the template fails, or writes messages otherwise than one after another, each alike.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return Turns(tokenizer, _bos(tokenizer, ""), "User: ", "\nAssistant: ", "\n\nUser: ", "\nAssistant:")
+    marked = [MARKER.replace("the", word) for word in ("first", "second", "third", "fourth", "fifth")]
+    head, middle, between, again, twice, tail = _around(tokenizer, marked)
+    if (middle, between) != (again, twice):
+        raise UserError("the model's chat template writes a later turn otherwise than the first; expected turns alike")
+    return Turns(tokenizer, _bos(tokenizer, head), head, middle, between, tail)
+
+
 def prompt_of(tokenizer: Tokenizer) -> Prompt:
     """The Prompt of a tokenizer. Raises UserError where its chat template fails or does not carry the message once."""
-    head, tail = "", ""
-    if chat := bool(getattr(tokenizer, "chat_template", None)):
-        head, tail = _around_message(tokenizer)
+    chat = bool(getattr(tokenizer, "chat_template", None))
+    head, tail = _around(tokenizer, [MARKER]) if chat else ("", "")
+    return Prompt(tokenizer, chat, head, tail, _bos(tokenizer, head))
+
+
+def _bos(tokenizer: Any, head: str) -> Ids:
+    """The token that the tokenizer sets before a text, where it does and `head` has not written it already."""
     bos = getattr(tokenizer, "bos_token_id", None)
     adds = bos is not None and tokenizer.encode("a", add_special_tokens=True)[:1] == [bos]
     written = adds and tokenizer.encode(head + "a", add_special_tokens=False)[:1] == [bos]
-    return Prompt(tokenizer, chat, head, tail, (bos,) if bos is not None and adds and not written else ())
+    return (bos,) if bos is not None and adds and not written else ()
 
 
-def render(tokenizer: Any, message: str) -> str:
-    """The chat template's text around a user's message, up to where the answer begins, on a fixed date.
+def render(tokenizer: Any, *messages: str) -> str:
+    """The chat template's text around messages of user and assistant in turn, up to where the answer begins.
 
-    Answers are short, so no chain of thought where a template can leave it out. Raises UserError where it fails.
+    On a fixed date. Answers are short, so no chain of thought where a template can leave it out. Raises UserError where
+    it fails.
     """
     try:
         template = CLOCK + tokenizer.get_chat_template()
-        messages = [{"role": "user", "content": message}]
+        said = [{"role": ("user", "assistant")[i % 2], "content": message} for i, message in enumerate(messages)]
         return tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            said, chat_template=template, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
     except (TemplateError, ValueError, TypeError) as error:
         raise UserError(
-            f"the model's chat template fails: {str(error)[:200]}; expected one for a user message"
+            f"the model's chat template fails: {str(error)[:200]}; expected one for messages of a user"
         ) from error
 
 
-def _around_message(tokenizer: Any) -> tuple[str, str]:
-    head, *tails = render(tokenizer, MARKER).split(MARKER)
-    if len(tails) != 1:
-        raise UserError(f"the model's chat template writes the user's message {len(tails)} times; expected once")
-    return head, tails[0]
+def _around(tokenizer: Any, messages: Sequence[str]) -> list[str]:
+    """The template's text before, between and behind messages."""
+    parts, rest = [], render(tokenizer, *messages)
+    for message in messages:
+        before, *more = rest.split(message)
+        if len(more) != 1:
+            raise UserError(f"the model's chat template writes a message {len(more)} times; expected once")
+        parts, rest = [*parts, before], more[0]
+    return [*parts, rest]

@@ -1,10 +1,17 @@
-"""Greedy decoding of one answer, by the raw logits alone: a model's own generation settings never touch it."""
+"""Greedy decoding, of one answer or several at once, by the raw logits alone: no generation setting touches it."""
 
+import inspect
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from cert.hf import Session
+from cert.hf.together import Row
 from runs.data import Tokenizer
 from runs.examples import Ids
 
@@ -84,3 +91,43 @@ class Greedy:
 
     def _decoded(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@dataclass
+class Asked:
+    """A request that was put to a cache: where it goes on, the logits behind the prompt, its seconds so far."""
+
+    row: Row
+    logits: Tensor
+    wall_s: float
+
+
+@torch.no_grad()
+def feed(model: PreTrainedModel, ids: Tensor, cache: Mapping[str, Any]) -> Tensor:
+    """Feed ids [rows, m] to compressed caches; raw logits [rows, vocabulary] of the last."""
+    # As prefill() asks for them: another shape of the last product would round otherwise.
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    out: Any = model(input_ids=ids, use_cache=True, **cache, **last)
+    return out.logits[:, -1]
+
+
+def together(session: Session, asked: Sequence[Asked], tokenizer: Tokenizer, ending: Ending, size: int) -> list[Answer]:
+    """Greedy answers, one token of each at a step of `size` rows; its seconds are divided among those that go on."""
+    cache = session.together([one.row for one in asked], size)
+    rows = cache[next(iter(cache))].rows
+    answers = [Greedy(tokenizer, ending) for _ in asked]
+    logits: Sequence[Tensor] | Tensor = [one.logits for one in asked]
+    while True:
+        began, tokens = time.perf_counter(), [0] * size
+        going = [b for b in range(len(asked)) if rows[b] is not None]
+        for b in going:
+            token = answers[b].next(logits[b])
+            if token is None:
+                rows[b] = None
+            else:
+                tokens[b] = token
+        if not any(rows):
+            return [one.answer() for one in answers]
+        logits = feed(session.model, torch.tensor(tokens, device=session.model.device)[:, None], cache)
+        for b in going:
+            asked[b].wall_s += (time.perf_counter() - began) / len(going)
