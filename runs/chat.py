@@ -119,7 +119,8 @@ def render(tokenizer: Any, *messages: str) -> str:
 
 def _around(tokenizer: Any, messages: Sequence[str]) -> list[str]:
     """The template's text before, between and behind messages."""
-    parts, rest = [], render(tokenizer, *messages)
+    parts: list[str] = []
+    rest = render(tokenizer, *messages)
     for message in messages:
         before, *more = rest.split(message)
         if len(more) != 1:

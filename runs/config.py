@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from runs.config_conversations import AssistantConfig
 from runs.config_tasks import TasksConfig
 from runs.errors import require
 
@@ -117,6 +118,7 @@ class RunConfig:
     full: PolicyConfig
     tasks: TasksConfig
     synthetic: TasksConfig
+    assistant: AssistantConfig
 
     def __post_init__(self) -> None:
         profiles = ("smoke", "laptop", "desktop", "paper")

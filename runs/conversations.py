@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from runs.examples import Ids, Request
+from runs.data import text_sha256
+from runs.examples import Example, Ids, Request
+
+SYSTEMS = ("full", "topk", "uniform", "poisson")  # what serves a conversation; gates are made of these in the judging
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,21 @@ class Conversation:
     def name(self) -> str:
         """Identifies the conversation in a plan, and in the lines a user reads."""
         return f"{self.task}-{self.document[:16]}"
+
+    @property
+    def history(self) -> Ids:
+        """All turns, one after another."""
+        return tuple(token for turn in self.turns for token in turn)
+
+    @property
+    def example(self) -> Example:
+        """The same as a context with requests, which is how answers are scored."""
+        return Example(
+            self.task, self.document, len(self.history), self.history, self.questions, self.metric,
+            self.max_new_tokens, self.left_out > 0, newline_stops=self.newline_stops,
+        )  # fmt: skip
+
+
+def audited(seed: int, document: str, probability: float) -> bool:
+    """The audit coin of a conversation: of this probability, by its address alone, so tossed before anything is seen."""
+    return int(text_sha256(f"audit {seed} {document}")[:13], 16) < probability * 16**13

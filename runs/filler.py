@@ -59,7 +59,7 @@ def plant(
         return text, len(prompt.context(text))
 
     least = next(n for n in range(2, AFTER + 2) if _after(prompt, lines[:n]) < n)
-    count = _most(lambda n: lengthened(n)[1] <= ctx_tokens, least, ctx_tokens)
+    count = most(lambda n: lengthened(n)[1] <= ctx_tokens, least, ctx_tokens)
     text, length = lengthened(count)
     return text, count, length
 
@@ -74,7 +74,7 @@ def _after(prompt: Prompt, lines: Sequence[str]) -> int:
     return len(lines)
 
 
-def _most(fits: Callable[[int], bool], least: int, most: int) -> int:
+def most(fits: Callable[[int], bool], least: int, most: int) -> int:
     """The largest number from least to most that fits, if larger ones fit less: by doubling, then by halving steps."""
     found, step = least, 1
     while found + step <= most and fits(found + step):

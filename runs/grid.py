@@ -8,27 +8,22 @@ from typing import Any
 
 from runs.cells import content_id
 from runs.config import RunConfig
+from runs.config_conversations import ServedConfig
 from runs.config_tasks import TasksConfig
 from runs.data import longbench_files, pydoc_corpus, text_sha256
 from runs.errors import UserError
 from runs.sources import HUB_ID, Source, file_sha256, resolve, user_path
 
 REPLAYS = ("replay", "architectures")  # the grids of the profiles' block `replay`; the others have one of their own
-RUNNABLE = (*REPLAYS, "tasks", "synthetic")  # the grids with a runner
+CONVERSATIONS = ("assistant",)
+RUNNABLE = (*REPLAYS, "tasks", "synthetic", *CONVERSATIONS)  # the grids with a runner
 UNIT_EXAMPLES = 4  # documents or examples a unit: what a published file holds
-# modules that make the examples of a task grid and their cells: a change of one may change a plan
-MAKING = (
-    "arm",
-    "arms",
-    "chat",
-    "examples",
-    "filler",
-    "longbench",
-    "longbench_rows",
-    "metrics",
-    "synthetic",
-    "task_cells",
-)
+# modules that make the texts of a grid of a kind and their cells: a change of one may change a plan
+_TEXTS = ("chat", "examples", "filler", "metrics", "synthetic")
+MAKING = {
+    "tasks": (*_TEXTS, "arm", "arms", "longbench", "longbench_rows", "task_cells"),
+    "conversations": (*_TEXTS, "assistant", "conversation_cells", "conversations", "systems"),
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,8 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """Of the grid: replay or tasks."""
-        return "replay" if self.grid in REPLAYS else "tasks"
+        """Of the grid: replay, tasks or conversations."""
+        return "replay" if self.grid in REPLAYS else "conversations" if self.grid in CONVERSATIONS else "tasks"
 
     @property
     def model(self) -> str:
@@ -55,6 +50,11 @@ class Part:
     def tasks(self) -> TasksConfig:
         """Sizes and constants of a task grid."""
         return self.config.synthetic if self.grid == "synthetic" else self.config.tasks
+
+    @property
+    def conversations(self) -> ServedConfig:
+        """How a grid of conversations is served."""
+        return self.config.assistant
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -92,6 +92,10 @@ def _on_hub(part: Part) -> bool:
 
 
 def _require_data(part: Part) -> None:
+    if part.kind == "conversations":
+        if part.data:
+            raise UserError(f"DATA={part.data}: grid {part.grid} makes its own dialogues; expected no DATA=")
+        return
     name = part.config.task.name if part.kind == "replay" else "longbench"
     needs = part.config.task.source is None if part.kind == "replay" else "longbench" in part.tasks.tasks
     if needs and not part.data:
@@ -115,7 +119,8 @@ def inputs(parts: Sequence[Part]) -> dict[str, Any]:
     if parts[0].kind == "replay":
         return known
     here = Path(__file__).parent
-    return known | {"corpus": corpus, "code": {name: file_sha256(here / f"{name}.py") for name in MAKING}}
+    code = {name: file_sha256(here / f"{name}.py") for name in MAKING[parts[0].kind]}
+    return known | {"corpus": corpus, "code": code}
 
 
 def header(
@@ -150,6 +155,8 @@ def header(
 def _texts(part: Part) -> str:
     if part.kind == "replay":
         return "LongBench" if part.data else part.config.task.population
+    if part.kind == "conversations":
+        return f"dialogues of 30 turns and {part.config.assistant.ctx_tokens:,} tokens, filler of CPython docs"
     generated = [task.replace("_", " ") for task in part.tasks.tasks if task != "longbench"]
     known = [f"{', '.join(generated)} in CPython docs"] if generated else []
     return " and ".join([*known, *(["LongBench"] if part.data else [])])

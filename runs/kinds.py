@@ -13,7 +13,7 @@ from runs.grid import Part
 
 Rows = list[dict[str, Any]]
 Serving = Callable[[Any, Sequence[Mapping[str, Any]]], Rows]  # a text and its planned cells to rows
-MODULES = {"replay": "runs.replay_cells", "tasks": "runs.task_cells"}
+MODULES = {"replay": "runs.replay_cells", "tasks": "runs.task_cells", "conversations": "runs.conversation_cells"}
 
 
 @dataclass(frozen=True)

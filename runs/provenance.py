@@ -16,6 +16,7 @@ PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "gguf", "llm-s
 PACKAGES += ["numpy", "pyarrow", "hydra-core", "rouge", "rapidfuzz"]
 MEASURING = ["capture", "data", "execute", "kinds", "models", "replay", "replay_cells"]
 MEASURING += ["arms", "chat", "decode", "filler", "longbench", "longbench_rows", "metrics", "synthetic", "task_cells"]
+MEASURING += ["answers", "assistant", "conversation_cells", "conversations", "systems"]
 
 
 def collect(config: Mapping[str, Any], device: str, threads: int, root: Path = ROOT) -> dict[str, Any]:

@@ -129,6 +129,23 @@ _CERTIFICATES = "certificate certificate_assisted certificate_mean certificate_t
 _COMPRESSED = "expected_budget realised_budget"
 _OPTIONAL = "message scorer_error all_classes certificate_layers no_certificate entropy margin"
 _OPTIONAL += " n_tokens budget_tokens budget_raised"
+_ANSWERED = [
+    *_fields(pa.int64(), "context_tokens prompt_tokens answer_tokens"),
+    *_fields(pa.bool_(), "truncated"),
+    *_fields(pa.string(), "prediction stop answers all_classes metric scorer_error"),
+    *_fields(pa.float64(), "official corrected logprob"),
+    *_fields(pa.bool_(), "scorer_exception"),
+    *_fields(pa.float64(), _CERTIFICATES),
+    *_fields(pa.int64(), "cert_steps"),
+    *_fields(pa.bool_(), "cert_flagged"),
+    *_fields(pa.string(), "certificate_layers no_certificate"),
+]
+_KEPT = [
+    *_fields(pa.int64(), "n_tokens budget_tokens"),
+    *_fields(pa.bool_(), "budget_raised"),
+    *_fields(pa.float64(), _COMPRESSED),
+    *_fields(pa.int64(), "cache_bytes_before cache_bytes_after"),
+]
 TASKS = RowSchema(
     pa.schema(
         [
@@ -137,27 +154,39 @@ TASKS = RowSchema(
             *_fields(pa.int64(), "ctx_tokens request draw"),
             *_fields(pa.float64(), "budget"),
             *_fields(pa.string(), _PLANNED),
-            *_fields(pa.int64(), "context_tokens prompt_tokens answer_tokens"),
-            *_fields(pa.bool_(), "truncated"),
-            *_fields(pa.string(), "prediction stop answers all_classes metric scorer_error"),
-            *_fields(pa.float64(), "official corrected logprob"),
-            *_fields(pa.bool_(), "scorer_exception"),
-            *_fields(pa.float64(), _CERTIFICATES),
-            *_fields(pa.int64(), "cert_steps"),
-            *_fields(pa.bool_(), "cert_flagged"),
-            *_fields(pa.string(), "certificate_layers no_certificate"),
+            *_ANSWERED,
             *_fields(pa.float64(), "entropy margin"),
-            *_fields(pa.int64(), "n_tokens budget_tokens"),
-            *_fields(pa.bool_(), "budget_raised"),
-            *_fields(pa.float64(), _COMPRESSED),
-            *_fields(pa.int64(), "cache_bytes_before cache_bytes_after"),
+            *_KEPT,
             *_fields(pa.float64(), "wall_s"),
         ]
     ),
     frozenset([*_OPTIONAL.split(), *_CERTIFICATES.split(), *_COMPRESSED.split()]),
 )
 
-SCHEMAS = {"replay": REPLAY, "tasks": TASKS}
+# One answer of a system at the end of a conversation. system: of runs/conversations.py; age: turns since what is asked
+# after was said, 1 for the last; wrong_label: a list names its reference as wrong (null: no list); turns: fed; left_out:
+# those there was no room for; budget: kept after each turn, 1 for full; audited: the conversation's coin; miss_steps,
+# miss_steps_strict: of its poisson rows, JSON, the share of heads whose served error is above the radius of level delta
+# (delta / 10), a number an answer step; the rest as for TASKS.
+CONVERSATIONS = RowSchema(
+    pa.schema(
+        [
+            *(pa.field(name, pa.string(), nullable=False) for name in _IDENTITY),
+            *_fields(pa.string(), "message"),
+            *_fields(pa.int64(), "request age turns left_out"),
+            *_fields(pa.float64(), "budget"),
+            *_fields(pa.string(), "system prompt_sha256 kind"),
+            *_fields(pa.bool_(), "audited wrong_label"),
+            *_ANSWERED,
+            *_KEPT,
+            *_fields(pa.string(), "miss_steps miss_steps_strict"),
+            *_fields(pa.float64(), "wall_s"),
+        ]
+    ),
+    frozenset(f"{_OPTIONAL} {_CERTIFICATES} {_COMPRESSED} age wrong_label miss_steps miss_steps_strict".split()),
+)
+
+SCHEMAS = {"replay": REPLAY, "tasks": TASKS, "conversations": CONVERSATIONS}
 
 
 def row_schema(kind: str) -> RowSchema:

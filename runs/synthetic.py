@@ -80,13 +80,13 @@ def _example(task: str, prompt: Prompt, quiz: Quiz, body: str, ctx_tokens: int) 
     )
 
 
-def _pick(rng: Random, words: str, count: int) -> list[str]:
+def pick(rng: Random, words: str, count: int) -> list[str]:
     """Different words, none of which the filler has."""
     return rng.sample([word for word in words.split() if word.lower() not in filler_words()], count)
 
 
 @cache
-def _free(digits: int) -> list[int]:
+def free_numbers(digits: int) -> list[int]:
     """Numbers of so many digits, none of which the filler has, nor their successors."""
     return [n for n in range(10 ** (digits - 1), 10**digits - 1) if not {str(n), str(n + 1)} & filler_words()]
 
@@ -98,10 +98,10 @@ SHORT = "Answer with the value only."
 
 
 def _planted_facts(rng: Random) -> Quiz:
-    (a, b, c, d, e), (place,), (word,) = _pick(rng, NAMES, 5), _pick(rng, PLACES, 1), _pick(rng, WORDS, 1)
-    locker, total = rng.sample([n for n in _free(2) if 2 <= n % 10 <= 8], 2)  # no round number, nor the next one
+    (a, b, c, d, e), (place,), (word,) = pick(rng, NAMES, 5), pick(rng, PLACES, 1), pick(rng, WORDS, 1)
+    locker, total = rng.sample([n for n in free_numbers(2) if 2 <= n % 10 <= 8], 2)  # no round number, nor the next one
     total += total == locker + 1  # an answer stands for one thing only
-    (code,) = rng.sample(_free(3), 1)
+    (code,) = rng.sample(free_numbers(3), 1)
     facts = [
         f"The password of {a} is {word}.",
         f"The locker number of {b} is {locker}.",
@@ -130,14 +130,14 @@ def _multi_key_needle(rng: Random) -> Quiz:
 
 
 def _needles(rng: Random, kind: str, count: int) -> Quiz:
-    keys, values = _pick(rng, NAMES, count), _pick(rng, WORDS, count)
+    keys, values = pick(rng, NAMES, count), pick(rng, WORDS, count)
     facts = [f"The magic word for {key} is {value}." for key, value in zip(keys, values, strict=True)]
     asked = rng.randrange(count)
     return Quiz(facts, [(kind, f"What is the magic word for {keys[asked]}? {SHORT}", (values[asked],))])
 
 
 def _key_value_retrieval(rng: Random) -> Quiz:
-    keys, values = _pick(rng, WORDS, 4), rng.sample(_free(2), 4)
+    keys, values = pick(rng, WORDS, 4), rng.sample(free_numbers(2), 4)
     pairs = ", ".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
     asked = rng.randrange(4)
     question = f'What is the value of "{keys[asked]}"? {SHORT}'
@@ -145,7 +145,7 @@ def _key_value_retrieval(rng: Random) -> Quiz:
 
 
 def _variable_tracking(rng: Random) -> Quiz:
-    (a, b, c), (value,) = _pick(rng, WORDS, 3), rng.sample(_free(2), 1)
+    (a, b, c), (value,) = pick(rng, WORDS, 3), rng.sample(free_numbers(2), 1)
     facts = [f"The number of {a} is {value}.", f"The number of {b} is the number of {a}."]
     facts += [f"The number of {c} is the number of {b}."]
     return Quiz(facts, [("variable_tracking", f"What is the number of {c}?", (str(value),))])

@@ -10,7 +10,7 @@ from runs.cells import Plan
 from runs.config import RunConfig
 from runs.digests import grid_digest
 from runs.errors import UserError
-from runs.grid import REPLAYS, Part, header, parts
+from runs.grid import CONVERSATIONS, REPLAYS, Part, header, parts
 from runs.registry import ROOT, Registry
 from runs.store import Store
 from scripts._cli import Settings
@@ -60,8 +60,8 @@ def _length(settings: Settings, grid: str) -> list[str]:
     """CTX= as overrides: of a task grid the length of LongBench's stratum where DATA= adds one, else of its own tasks."""
     if not settings.ctx:
         return []
-    if grid in REPLAYS:
-        return [f"replay.ctx_tokens={settings.ctx}"]
+    if grid in (*REPLAYS, *CONVERSATIONS):
+        return [f"{'replay' if grid in REPLAYS else grid}.ctx_tokens={settings.ctx}"]
     further = settings.data and getattr(compose([f"profile={settings.profile}"]), grid).longbench
     return [f"{grid}.{'longbench.' if further else ''}ctx_tokens=[{settings.ctx}]"]
 

@@ -42,6 +42,10 @@ LINES_OF_BENCHMARK = 1000
 # Likewise: fast paths of one formula, each written for another backend.
 KERNELS = {f"cert/kernels/{name}.py" for name in ("__init__", "output", "flash")}
 LINES_OF_KERNELS = 400
+# Likewise: the grids of conversations, from their texts to an answer of each system; the harness runs them as any kind.
+DIALOGUES = ("assistant", "conversations", "config_conversations", "conversation_cells", "systems")
+CONVERSATIONS = {f"runs/{name}.py" for name in DIALOGUES}
+LINES_OF_CONVERSATIONS = 600
 LINES_OF_FILE = 250
 LINES_OF_FUNCTION = 40
 # Longer than the limit, each with the reason a reader would accept: "file" or "file:function" -> reason.
@@ -80,9 +84,10 @@ def test_the_rooms_are_there() -> None:
 def test_no_floor_outgrows_its_size(floor: str) -> None:
     lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in sources(floor)}
     apart = {"registration": REGISTRATION, "benchmark": BENCHMARK, "kernels": KERNELS}
+    apart |= {"conversations": CONVERSATIONS}
     sizes = {what: sum(count for name, count in lines.items() if name in names) for what, names in apart.items()}
     assert sizes["registration"] <= LINES_OF_REGISTRATION and sizes["benchmark"] <= LINES_OF_BENCHMARK
-    assert sizes["kernels"] <= LINES_OF_KERNELS
+    assert sizes["kernels"] <= LINES_OF_KERNELS and sizes["conversations"] <= LINES_OF_CONVERSATIONS
     assert sum(lines.values()) - sum(sizes.values()) <= LINES_OF_FLOOR[floor]
 
 

@@ -146,14 +146,16 @@ def check_cache(cache: Any, owned: Container[Any]) -> CertifiedCache | None:
 
 
 def check_like(cache: CertifiedCache, like: CertifiedCache | None) -> None:
-    """Equal counts need a top-k policy, not compressed yet, and another cache compressed at the same length."""
+    """Equal counts need a top-k policy, and another cache compressed now and before where this one was."""
     if like is None:
         return
     name, first = cache.policy.design, "compress(like=...)"
     require(name == "topk", f"{first} under design {name!r}: expected 'topk', whose counts can be set")
-    require(not cache.events, f"{first}: expected a cache that was not compressed before")
-    same = isinstance(like, CertifiedCache) and like.events == [cache.length] == [like.length]
-    require(same, f"{first}: expected a certified cache compressed once, at its end, at {cache.length} tokens")
+    require(cache.liked or not cache.events, f"{first}: was compressed to counts of its own before; expected never")
+    events = [*cache.events, cache.length]
+    same = isinstance(like, CertifiedCache) and like.events == events and like.length == cache.length
+    where = ", ".join(map(str, events[-3:]))
+    require(same, f"{first}: expected a certified cache compressed where this one was, and now: ... {where} tokens")
     shapes = [{i: layer.real.shape[:2] for i, layer in one.compressible.items()} for one in (cache, like)]
     require(shapes[0] == shapes[1], f"{first}: expected as many layers, rows and KV heads as this cache has")
 

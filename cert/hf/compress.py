@@ -33,7 +33,8 @@ def compress(
 
     The first event draws from all tokens, a later one from those still there, by streaming_probs and the ONE permanent
     coin of each. A second call without new tokens in between changes nothing. smaller: plans of runs at smaller
-    budgets; prob = max(prob, theirs), so that what they retained is retained. like: whose counts top-k keeps.
+    budgets; prob = max(prob, theirs), so that what they retained is retained. like: whose counts top-k keeps, event by
+    event.
     """
     if cache.ids is None:
         raise CertError("compress: nothing was fed yet")
@@ -56,11 +57,9 @@ def compress(
         coins = torch.stack([uniforms(seed, name, index, heads, cache.length, where) for name in cache.documents])
         theirs = [plans[cache.length][index] for plans in smaller if index in plans.get(cache.length, {})]
         least, at = least_prob(theirs, coins, layer.position), (place, len(layers))
-        if layer.log_weight is None:
-            counts = None if like is None else like.compressible[index].real.sum(-1)
-            plan[index] = first_event(layer, cache.policy, coins, least, at, counts)
-        else:
-            plan[index] = later_event(layer, cache.policy, coins, least, at)
+        counts = None if like is None else like.compressible[index].real.sum(-1)
+        event = first_event if layer.log_weight is None else later_event
+        plan[index] = event(layer, cache.policy, coins, least, at, counts)
         if layer.log_weight is not None and not cache.terms.often:
             layer.queries = None
     cache.compressing = False
@@ -163,11 +162,18 @@ def first_event(
     return plan
 
 
-def later_event(layer: CertifiedLayer, policy: Policy, coins: Tensor, least: Tensor, at: tuple[int, int]) -> Plan:
+def later_event(
+    layer: CertifiedLayer,
+    policy: Policy,
+    coins: Tensor,
+    least: Tensor,
+    at: tuple[int, int],
+    counts: Tensor | None = None,
+) -> Plan:
     """Compress again: overall prob = max(streaming_probs, least), the same coins; V_ant of the event is added."""
     assert layer.position is not None
     score, before, real, v = token_scores(layer, policy), layer.prob, layer.real, layer.stored[1]
-    wanted = _streaming_budgets(layer, policy, score, *at)
+    wanted = _streaming_budgets(layer, policy, score, *at) if counts is None else counts
     prob, keep, expected = before.clone(), real.clone(), 0.0
     for row, head in torch.cartesian_prod(*(torch.arange(x) for x in real.shape[:2])).tolist():
         here = real[row, head].nonzero().squeeze(-1)

@@ -25,11 +25,11 @@ NUMBERS = {"certificate": "radius", "assisted_certificate": "assisted"}
 
 
 def certify(layer: CertifiedLayer, out: Tensor, weight: Tensor | None, delta: float) -> dict[str, Tensor]:
-    """Radius, assisted radius and flags [batch, heads] of one step, from the retained rows alone (NaN: undefined)."""
+    """Radii, what they are made of, and flags [batch, heads] of one step, from the retained rows alone (NaN: undefined)."""
     heads = out.shape[:-1]
     if weight is None:  # a layer that has evicted nothing
         zero, yes = torch.zeros(heads, device=out.device), torch.ones(heads, dtype=torch.bool, device=out.device)
-        return {"radius": zero, "assisted": zero, "exact": yes, "undefined": ~yes}
+        return {"radius": zero, "assisted": zero, "exact": yes, "undefined": ~yes, "var_hat": zero, "max_term": zero}
     assert layer.evicted is not None and layer.anticipated is not None
     prob, group = layer.prob, heads[-1] // layer.evicted.shape[-1]
     exact, undefined = (x.repeat_interleave(group, -1) for x in tail_flags(prob, layer.evicted))
@@ -38,8 +38,11 @@ def certify(layer: CertifiedLayer, out: Tensor, weight: Tensor | None, delta: fl
     anticipated = layer.anticipated.repeat_interleave(group, -1)
     plain = radius(var_hat, largest, delta)
     assisted = radius(var_hat, largest, delta, "assisted", anticipated=anticipated.to(plain.dtype))
-    plain, assisted = (x.masked_fill(undefined, torch.nan) for x in (plain, assisted))
-    return {"radius": plain, "assisted": assisted, "exact": exact, "undefined": undefined}
+    found = {"radius": plain, "assisted": assisted, "var_hat": var_hat, "max_term": largest}
+    return {name: x.masked_fill(undefined, torch.nan) for name, x in found.items()} | {
+        "exact": exact,
+        "undefined": undefined,
+    }
 
 
 def served_error(layer: CertifiedLayer, query: Tensor, out: Tensor) -> Tensor:
@@ -60,7 +63,10 @@ def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: 
     if delta is not None or options.audit or entropy is not None:
         out = at_least_float32(out)
         no = torch.zeros(out.shape[:-1], dtype=torch.bool, device=out.device)
-        found: dict[str, Any] = {"radius": None, "assisted": None, "exact": no, "undefined": no}
+        found: dict[str, Any] = dict.fromkeys(("radius", "assisted", "var_hat", "max_term")) | {
+            "exact": no,
+            "undefined": no,
+        }
         if delta is not None:
             found = certify(layer, out, weight, delta)
         err = served_error(layer, query, out) if options.audit else None
@@ -85,9 +91,13 @@ def _token(state: State) -> dict[str, Any]:
 
 
 def table(state: State) -> dict[str, list[Any]]:
-    """Columns of equal length, one entry a request, step, layer and query head; `pandas.DataFrame(...)` takes it."""
+    """Columns of equal length, one entry a request, step, layer and query head; `pandas.DataFrame(...)` takes it.
+
+    With audit=True also the served error, and var_hat and max_term: cert.certificate.radius of any level.
+    """
     names = ["request", "step", "layer", "head", "position", "radius", "relative", "out_norm", "assisted"]
-    names += ["exact", "undefined", "reason"] + (["err"] if state.options.audit else [])
+    audited = ["err", "var_hat", "max_term"] if state.options.audit else []
+    names += ["exact", "undefined", "reason", *audited]
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for block in state.blocks:
         batch, heads = block.out_norm.shape
@@ -101,8 +111,8 @@ def table(state: State) -> dict[str, list[Any]]:
         for name in ("radius", "out_norm", "assisted", "exact", "undefined"):
             columns[name] += _numbers(getattr(block, name), count)
         columns["reason"] += [state.reasons[block.request] if block.radius is None else None] * count
-        if "err" in columns:
-            columns["err"] += _numbers(block.err, count)
+        for name in audited:
+            columns[name] += _numbers(getattr(block, name), count)
     return columns
 
 

@@ -26,7 +26,10 @@ class Session(Serving):
 
     @property
     def certificates(self) -> dict[str, list[Any]]:
-        """Columns request, step, layer, head, position, radius, relative, out_norm, assisted, flags, reason (and err)."""
+        """Columns request, step, layer, head, position, radius, relative, out_norm, assisted, flags, reason.
+
+        With audit=True also err, the served error, and var_hat and max_term, of which a radius is made.
+        """
         return report.table(self)
 
     def summary(self, request: int | None = None) -> dict[str, Any]:
@@ -71,7 +74,8 @@ class Session(Serving):
     def compress(self, like: CertifiedCache | None = None) -> None:
         """Compress now: after the context (agnostic), after a turn (streaming).
 
-        like: another cache, compressed at this length: top-k then keeps as many tokens as it did, head by head.
+        like: another cache, compressed at this length and before where this one was: top-k then keeps as many tokens
+        as it did, head by head.
         Raises CertError where nothing was fed, a forward of another cache came between, or `like` cannot be followed.
         """
         self._require_open()

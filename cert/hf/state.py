@@ -51,6 +51,8 @@ class Block:
     undefined: Tensor
     err: Tensor | None
     entropy: Tensor | None  # of the retained attention, with signals; None where nothing was evicted
+    var_hat: Tensor | None  # what the radius is made of, so that one of another level can be
+    max_term: Tensor | None
 
 
 @dataclass

@@ -6,6 +6,7 @@ import pytest
 
 from runs.build import build
 from runs.config import LauncherConfig, ModelConfig, PolicyConfig, ReplayConfig, RunConfig, TaskConfig
+from runs.config_conversations import AssistantConfig
 from runs.config_tasks import LongBenchConfig, TasksConfig
 from runs.errors import UserError
 
@@ -16,6 +17,8 @@ REPLAY = ReplayConfig((0.125, 0.25, 0.5), 56, 1024, 4, 3, 6, 0, 0.05, 0.25)
 FULL = replace(CERTIFIED, name="full", score="none", design="none", compensation="none")
 LONGBENCH = LongBenchConfig((2048,), 32)
 TASKS = TasksConfig(("planted_facts",), 40, (512,), ("full", "topk aware 0.25"), 1, 1, 0.05, "float32", LONGBENCH)
+SERVED = (("full", "topk", "uniform", "poisson"), 0.1, 0.5, 1, 0.05, "float32")
+ASSISTANT = AssistantConfig(*SERVED, 30, 12, 100, ("full", "poisson"), 1200, 1)
 RUN = RunConfig(
     "laptop",
     ModelConfig("tiny", "tiny"),
@@ -26,6 +29,7 @@ RUN = RunConfig(
     FULL,
     TASKS,
     TASKS,
+    ASSISTANT,
 )
 
 
@@ -37,6 +41,12 @@ RUN = RunConfig(
         *((REPLAY, "seed", value) for value in (-1, 2**63)),
         *((REPLAY, "delta", value) for value in (0.0, 1.0, float("nan"))),
         *((REPLAY, "kappa", value) for value in (-0.1, float("inf"), float("nan"))),
+        *((ASSISTANT, "systems", value) for value in ((), ("full", "full"), ("full", "nope"), ("full", "topk"))),
+        *((ASSISTANT, name, value) for name in ("budget", "audit") for value in (0.0, -0.1, 1.5, float("nan"))),
+        *((ASSISTANT, "facts", value) for value in (0, 5, 7, 36)),
+        *((ASSISTANT, name, 0) for name in ("dialogues", "calibration", "ctx_tokens")),
+        *((ASSISTANT, name, -1) for name in ("seed", "text_seed")),
+        (ASSISTANT, "calibration_systems", ("h2o",)),
         *((CERTIFIED, name, "nope") for name in ("score", "design", "allocation", "compensation")),
         *((CERTIFIED, "pool", value) for value in (0, 2, -1)),
         *((CERTIFIED, name, -1) for name in ("window", "sinks", "recent")),

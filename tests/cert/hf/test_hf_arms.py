@@ -55,16 +55,48 @@ def test_counts_that_cannot_be_followed_are_refused() -> None:
         session.compress()
         drawn = session.cache
         session.fork(ARMS["topk"], of=snapshot)
-        with pytest.raises(CertError, match="compressed once, at its end, at 160 tokens"):
+        with pytest.raises(CertError, match=r"compressed where this one was, and now: .* 160 tokens"):
             session.compress(like=snapshot)
         assert not session.cache.events
         session.prefill(tokens(1))
-        with pytest.raises(CertError, match="at 161 tokens"):
+        with pytest.raises(CertError, match=r"and now: .* 161 tokens"):
             session.compress(like=drawn)
         session.compress()
         session.prefill(tokens(1))
-        with pytest.raises(CertError, match="not compressed before"):
+        with pytest.raises(CertError, match="counts of its own before"):
             session.compress(like=drawn)
+
+
+def test_topk_follows_a_draw_from_event_to_event() -> None:
+    """Streaming: at each event the same counts as the draw's, and the top scores among what top-k itself still had."""
+    with certified(tiny(), ARMS["full"], arms=ARMS.values()) as session:
+        session.prefill(CONTEXT)
+        caches = {}
+        for name in ("poisson", "topk"):
+            session.fork(ARMS[name])
+            session.compress(like=caches.get("poisson"))
+            caches[name] = session.cache
+            session.reset()
+            session.prefill(CONTEXT)
+        before = caches["poisson"].fork()
+        for turn in range(3):
+            for name in ("poisson", "topk"):
+                session.fork(of=caches[name])
+                session.prefill(tokens(40, turn))
+                had = kept_sets(session.cache)
+                if name == "topk":
+                    with pytest.raises(CertError, match="compressed where this one was"):
+                        session.compress(like=before)
+                session.compress(like=caches["poisson"] if name == "topk" else None)
+                caches[name] = session.cache
+            drawn, topk = (kept_sets(caches[name]) for name in ("poisson", "topk"))
+            sizes = [[[len(head) for head in row] for row in drawn[index]] for index in drawn]
+            assert sizes == [[[len(head) for head in row] for row in topk[index]] for index in topk]
+            assert all(
+                set(kept) <= set(old) for index in topk for kept, old in zip(topk[index][0], had[index][0], strict=True)
+            )
+            assert topk != drawn
+        assert len({size for layer in sizes for row in layer for size in row}) > 1
 
 
 # ---------------------------------------------------------------- self-signals
