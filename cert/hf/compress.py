@@ -18,6 +18,7 @@ from cert.merge import merged_values
 from cert.policy import Policy
 from cert.silent import boundary_margin
 
+Place = tuple[int, int]  # of a layer among the compressed ones, and how many these are
 LOGITS_AT_ONCE = 2**22  # of a multi-token step over retained rows, which are processed in pieces
 
 
@@ -135,12 +136,7 @@ def _window_score(layer: CertifiedLayer, pool: int) -> Tensor:
 
 
 def first_event(
-    layer: CertifiedLayer,
-    policy: Policy,
-    coins: Tensor,
-    least: Tensor,
-    at: tuple[int, int],
-    counts: Tensor | None = None,
+    layer: CertifiedLayer, policy: Policy, coins: Tensor, least: Tensor, at: Place, counts: Tensor | None = None
 ) -> Plan:
     """Compress a layer that has evicted nothing yet, prob = max(the policy's, least); at: its place among how many."""
     score, (k, v) = token_scores(layer, policy), layer.stored
@@ -163,12 +159,7 @@ def first_event(
 
 
 def later_event(
-    layer: CertifiedLayer,
-    policy: Policy,
-    coins: Tensor,
-    least: Tensor,
-    at: tuple[int, int],
-    counts: Tensor | None = None,
+    layer: CertifiedLayer, policy: Policy, coins: Tensor, least: Tensor, at: Place, counts: Tensor | None = None
 ) -> Plan:
     """Compress again: overall prob = max(streaming_probs, least), the same coins; V_ant of the event is added."""
     assert layer.position is not None
