@@ -1,15 +1,21 @@
 """The columns of a row that an answer fills: tokens, scores, certificates, self-signals, budgets."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from runs import locomo_metrics
 from runs.decode import Answer
 from runs.examples import Example, Request
 from runs.metrics import METRIC_VERSION, contains, score
 
 NO_STEP = "no step: the first token, from the dense prefill, ended the answer"
 UNDEFINED = "undefined at every step: no sampled token retained"
+VERSIONS = {"locomo": locomo_metrics.METRIC_VERSION}  # of the others LongBench's
+OWN: dict[str, Callable[[Request, str], float]] = {  # metrics with one score, not an official and a corrected one
+    "contains": lambda request, text: contains(text, request.answers),
+    "locomo": lambda request, text: locomo_metrics.score(request.kind, text, request.answers[0]),
+}
 CERTIFICATES = ("certificate", "certificate_assisted", "certificate_mean", "certificate_top", "certificate_max")
 
 
@@ -32,6 +38,11 @@ def answer_columns(example: Example, request: Request, answer: Answer, summary: 
     }
 
 
+def version(metric: str) -> str:
+    """The version of the code that computes a metric: part of every cell id."""
+    return VERSIONS.get(metric, METRIC_VERSION)
+
+
 def _scores(example: Example, request: Request, answer: Answer) -> dict[str, Any]:
     """Prediction, references and scores of an answer."""
     classes = list(request.all_classes) or None
@@ -39,10 +50,10 @@ def _scores(example: Example, request: Request, answer: Answer) -> dict[str, Any
         "prediction": answer.text,
         "answers": json.dumps(request.answers, ensure_ascii=False),
         "all_classes": classes and json.dumps(classes, ensure_ascii=False),
-        "metric": f"{example.metric} {METRIC_VERSION}",
+        "metric": f"{example.metric} {version(example.metric)}",
     }
-    if example.metric == "contains":
-        found = contains(answer.text, request.answers)
+    if example.metric in OWN:
+        found = OWN[example.metric](request, answer.text)
         return columns | {"official": found, "corrected": found, "scorer_exception": False, "scorer_error": None}
     both = score(example.task, answer.text, request.answers, classes)
     raised = {"scorer_exception": both.scorer_exception, "scorer_error": both.exception_name}

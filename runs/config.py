@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from runs.config_conversations import AssistantConfig
+from runs.config_conversations import AssistantConfig, LocomoConfig
 from runs.config_tasks import TasksConfig
 from runs.errors import require
 
@@ -119,6 +119,7 @@ class RunConfig:
     tasks: TasksConfig
     synthetic: TasksConfig
     assistant: AssistantConfig
+    locomo: LocomoConfig
 
     def __post_init__(self) -> None:
         profiles = ("smoke", "laptop", "desktop", "paper")

@@ -1,4 +1,4 @@
-"""Sizes and constants of a grid of conversations: what the profiles hold in their block `assistant`."""
+"""Sizes and constants of a grid of conversations: what the profiles hold in their blocks `assistant` and `locomo`."""
 
 from dataclasses import dataclass
 
@@ -60,4 +60,25 @@ class AssistantConfig(ServedConfig):
             require(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
         fits = self.facts % 6 == 0 and self.facts <= 30
         require(fits, "facts", self.facts, "a multiple of 6, at most 30")
+        require(0 <= self.text_seed < 2**63, "text_seed", self.text_seed, "a whole number from 0 to 2^63 - 1")
+
+
+@dataclass(frozen=True)
+class LocomoConfig(ServedConfig):
+    """LoCoMo's conversations, which DATA= gives.
+
+    conversations: how many, from the first; questions: a sample of each; ctx_tokens: limit of a whole prompt and its
+    answer, never above the model's positions; null: all there are. text_seed: of the sample.
+    """
+
+    conversations: int | None
+    questions: int | None
+    ctx_tokens: int | None
+    text_seed: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("conversations", "questions", "ctx_tokens"):
+            value = getattr(self, field)
+            require(value is None or value >= 1, field, value, "at least 1, or null for all there are")
         require(0 <= self.text_seed < 2**63, "text_seed", self.text_seed, "a whole number from 0 to 2^63 - 1")

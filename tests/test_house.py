@@ -36,9 +36,20 @@ LINES_OF_FLOOR = {"cert": 3300, "runs": 3600, "analysis": 2700, "scripts": 1350}
 # Counted apart from the harness they serve: the registered claims, their digests, the freeze and its deviations.
 REGISTRATION = {f"runs/{name}.py" for name in ("registry", "digests", "lock", "prereg", "build")}
 LINES_OF_REGISTRATION = 800
-# Likewise: what the task grids ask and how answers are scored, LongBench's protocol and our own generator; no harness.
-BENCHMARK = {f"runs/{name}.py" for name in ("metrics", "longbench", "longbench_rows", "synthetic", "filler", "chat")}
-LINES_OF_BENCHMARK = 1000
+# Likewise: what is asked and how answers are scored, LongBench's protocol, LoCoMo's, our own generator; no harness.
+ASKED = (
+    "metrics",
+    "longbench",
+    "longbench_rows",
+    "synthetic",
+    "filler",
+    "chat",
+    "locomo",
+    "locomo_rows",
+    "locomo_metrics",
+)
+BENCHMARK = {f"runs/{name}.py" for name in ASKED}
+LINES_OF_BENCHMARK = 1450
 # Likewise: fast paths of one formula, each written for another backend.
 KERNELS = {f"cert/kernels/{name}.py" for name in ("__init__", "output", "flash")}
 LINES_OF_KERNELS = 400

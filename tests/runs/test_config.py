@@ -6,7 +6,7 @@ import pytest
 
 from runs.build import build
 from runs.config import LauncherConfig, ModelConfig, PolicyConfig, ReplayConfig, RunConfig, TaskConfig
-from runs.config_conversations import AssistantConfig
+from runs.config_conversations import AssistantConfig, LocomoConfig
 from runs.config_tasks import LongBenchConfig, TasksConfig
 from runs.errors import UserError
 
@@ -19,6 +19,7 @@ LONGBENCH = LongBenchConfig((2048,), 32)
 TASKS = TasksConfig(("planted_facts",), 40, (512,), ("full", "topk aware 0.25"), 1, 1, 0.05, "float32", LONGBENCH)
 SERVED = (("full", "topk", "uniform", "poisson"), 0.1, 0.5, 1, 0.05, "float32")
 ASSISTANT = AssistantConfig(*SERVED, 30, 12, 100, ("full", "poisson"), 1200, 1)
+LOCOMO = LocomoConfig(*SERVED, 10, 20, 4096, 1)
 RUN = RunConfig(
     "laptop",
     ModelConfig("tiny", "tiny"),
@@ -30,6 +31,7 @@ RUN = RunConfig(
     TASKS,
     TASKS,
     ASSISTANT,
+    LOCOMO,
 )
 
 
@@ -47,6 +49,9 @@ RUN = RunConfig(
         *((ASSISTANT, name, 0) for name in ("dialogues", "calibration", "ctx_tokens")),
         *((ASSISTANT, name, -1) for name in ("seed", "text_seed")),
         (ASSISTANT, "calibration_systems", ("h2o",)),
+        *((LOCOMO, name, 0) for name in ("conversations", "questions", "ctx_tokens")),
+        *((LOCOMO, name, value) for name in ("seed", "text_seed") for value in (-1, 2**63)),
+        (LOCOMO, "systems", ("full", "topk")),
         *((CERTIFIED, name, "nope") for name in ("score", "design", "allocation", "compensation")),
         *((CERTIFIED, "pool", value) for value in (0, 2, -1)),
         *((CERTIFIED, name, -1) for name in ("window", "sinks", "recent")),
