@@ -2,7 +2,8 @@
 ##
 ##   make claim-N        N = 1..7: plan, run the missing cells, judge, print the verdict
 ##   make extension-N    N = 1..6: likewise
-##   make judge-N        judge only, from stored rows; also judge-extension-N
+##   make judge-N        judge only, from stored rows; also judge-extension-N, and judge-all for every one
+##   make figures        every figure, table and number of the paper, into paper/figures, paper/tables, paper/numbers
 ##   make claims         every claim and extension, and where it stands by the last judging
 ##   make status         cells done, missing, failed and time left, per claim
 ##   make plan           what a run would cost
@@ -42,11 +43,11 @@ CLAIMS := $(foreach n,1 2 3 4 5 6 7,claim-$n)
 EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
-COMMANDS := claims status plan explain gc readme verify freeze
-.PHONY: help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
+COMMANDS := claims status plan explain gc readme verify freeze figures
+.PHONY: judge-all help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.
-unknown := $(firstword $(filter-out $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
+unknown := $(firstword $(filter-out judge-all $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
     $(filter claim-% extension-% judge-%,$(MAKECMDGOALS))))
 $(if $(unknown),$(error $(unknown): no such claim; there are claim-1 to claim-7 and extension-1 to extension-6))
 
@@ -68,6 +69,9 @@ $(JUDGE_CLAIMS): judge-%: .venv/ready
 
 $(JUDGE_EXTENSIONS): judge-%: .venv/ready
 	@$(PY) -m scripts.judge $*
+
+judge-all: .venv/ready
+	@$(PY) -m scripts.judge_all
 
 $(COMMANDS): .venv/ready
 	@$(PY) -m scripts.$@

@@ -1,6 +1,7 @@
 """Figures of the claims on requests: differences and AUCs as forests, gains as curves over the share answered again."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GREY = "#777777"
+PAGE, COLUMN = 7.0, 3.4  # inches: the width of a page in print, and of one of its two columns
+GREY, MARK = "#777777", "#B34700"  # MARK: of what must not be overlooked
 COLOURS, MARKERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), "osv^"
 LINE: dict[str, Any] = {"color": "black", "lw": 0.8, "ls": (0, (4, 3)), "zorder": 1}
 CHOICES = {  # colour, line, name of a choice
@@ -34,6 +36,12 @@ Estimate = Mapping[str, float | None]
 def floats(values: Iterable[float | None]) -> NDArray[np.float64]:
     """Numbers of a result to draw: what is undefined there is NaN, of which nothing is drawn."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def nothing(figure: "Figure", why: str) -> None:
+    """A figure that says why it shows no data."""
+    figure.set_size_inches(PAGE, 1.2)
+    figure.text(0.5, 0.4, textwrap.fill(why, 110), ha="center", va="center", fontsize=8, color=GREY)
 
 
 def forest(axes: "Axes", names: Sequence[str], series: Mapping[str, Sequence[Estimate]], at: float) -> None:
@@ -67,7 +75,7 @@ def differences(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     found = measured(result)
     names = [key for key in ("difference", "difference_agnostic", "difference_50") if key in found[0][1]]
     said = {"difference": "judged", "difference_agnostic": "question-agnostic", "difference_50": "at 50 %"}
-    figure.set_size_inches(7.2, 1.4 + 0.5 * len(found))
+    figure.set_size_inches(PAGE, 1.4 + 0.5 * len(found))
     axes = figure.subplots()
     series = {said[key]: [of[key] for _, of in found] for key in names}
     forest(axes, [name for name, _ in found], series, threshold(result, "difference"))
@@ -84,7 +92,7 @@ def aucs(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
         for _, of in found
     ]
     rows = [*keys.values(), *panel[0]]
-    figure.set_size_inches(7.2, 1.3 + 0.25 * len(rows))
+    figure.set_size_inches(PAGE, 1.3 + 0.25 * len(rows))
     left, right = figure.subplots(1, 2, width_ratios=(5, 2))
     series = {
         name: [*(of[key] for key in keys), *extra.values()] for (name, of), extra in zip(found, panel, strict=True)
@@ -102,7 +110,7 @@ def aucs(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
 def curves(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     """Claim 6 and extension 1: what each choice gains over the share answered again; the judged share with intervals."""
     found = measured(result)
-    figure.set_size_inches(7.2, 3.1)
+    figure.set_size_inches(PAGE, 3.1)
     panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for (name, of), axes in zip(found, panels, strict=True):
         for k, (choice, (colour, line, label)) in enumerate(CHOICES.items()):
@@ -125,7 +133,7 @@ def points(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
         "certificate": [*of["auc_point"].values(), of["mean_auc"]],
         "log-probability": [*of["auc_logprob_point"].values(), of["mean_auc_logprob"]],
     }
-    figure.set_size_inches(7.2, 1.3 + 0.32 * len(names))
+    figure.set_size_inches(PAGE, 1.3 + 0.32 * len(names))
     axes = figure.subplots()
     forest(axes, names, series, threshold(result, "mean_auc"))
     axes.axhline(len(names) - 1.5, color=GREY, lw=0.6)

@@ -47,9 +47,27 @@ def judged(
 ) -> Judged:
     """Judge a claim from the rows of the plan stored for a profile and request, and write analysis/out/<claim>.json.
 
+    Otherwise as `judge`. Raises UserError also where the result cannot be written.
+    """
+    found = judge(claim_id, profile, request, store, root, rules)
+    text = json.dumps(found.result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    frames.write(root / OUT / f"{claim_id}.json", text.encode())
+    return found
+
+
+def judge(
+    claim_id: str,
+    profile: str = "laptop",
+    request: Request = REGISTERED,
+    store: Path | None = None,
+    root: Path = ROOT,
+    rules: Rules | None = None,
+) -> Judged:
+    """Judge a claim from the rows of the plan stored for a profile and request; nothing is written.
+
     store: folder of the rows, runs/store by default. rules: those of claims.yaml by default; another seed gives other
     bounds, the same seed the same bytes. Raises UserError where prereg/ does not match its LOCK, all rows are of another
-    design, a file of the store is damaged, or the result cannot be written.
+    design, or a file of the store is damaged.
     """
     registry = load(root)
     claim, accepted, rules = registry.claim(claim_id), accept(root, claim_id, registry), rules or registry.rules
@@ -79,10 +97,7 @@ def judged(
         "store": _shown(where.root, root),
         "next": _next(registry, claim, profile, request, tally),
     }
-    plain = _plain(result, rules.level)
-    text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    frames.write(root / OUT / f"{claim_id}.json", text.encode())
-    return Judged(plain, rows)
+    return Judged(_plain(result, rules.level), rows)
 
 
 def _measured(
@@ -148,6 +163,8 @@ def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request,
         found.append(f"the stored plan lacks {lack:,} of the {registered:,} registered cells")
     if plan and not plan.header["model"].get("trained", True):
         found.append("a model with random weights is never evidence")
+    if plan and plan.header.get("synthetic"):
+        found.append("synthetic rows are never evidence")
     if profile == "smoke":
         found.append("the smoke profile is never evidence")
     if request.get("args"):
@@ -166,6 +183,7 @@ def _head(
         "question": claim.question,
         "verdict": verdict.outcome,
         "population": population,
+        "synthetic": bool(plan and plan.header.get("synthetic")),
         "population_notes": [*(plan.header["population_notes"] if plan else []), *mixed],
         "profile": profile,
         "request": dict(request),

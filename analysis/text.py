@@ -92,7 +92,7 @@ def _rows(result: Mapping[str, Any]) -> str:
 def _beside(result: Mapping[str, Any]) -> list[str]:
     """A table with a column a stratum, in as many blocks as the width needs; below it what its names mean."""
     beside, lines = result["beside"], []
-    columns = {name: dict(_flat(values)) for name, values in zip(_short(list(beside)), beside.values(), strict=True)}
+    columns = {name: dict(_flat(values)) for name, values in zip(short(list(beside)), beside.values(), strict=True)}
     names, keys = list(columns), list(dict.fromkeys(key for column in columns.values() for key in column))
     wide = (
         max([14, *map(len, names), *(len(_cell(value)) for column in columns.values() for value in column.values())])
@@ -117,7 +117,7 @@ def _cell(value: Any) -> str:
     return three[0] if value["low"] is None else f"{three[0]} [{three[1]}, {three[2]}]"
 
 
-def _short(names: list[str]) -> list[str]:
+def short(names: list[str]) -> list[str]:
     """Strata without what all of their names begin with, such as the only model."""
     parts = [name.split(", ") for name in names]
     while parts and len(parts[0]) > 1 and len({part[0] for part in parts}) == 1:

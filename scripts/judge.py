@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from analysis import figures, judge, text
 from runs.registry import ROOT
@@ -28,13 +29,19 @@ def parser(program: str, says: str | None) -> argparse.ArgumentParser:
 
 def show(claim: str, chosen: Settings, as_json: bool) -> None:
     """Judge a claim, write its JSON and figure, print the verdict."""
-    judged = judge.judged(claim, chosen.profile, chosen.request, chosen.store)
-    drawn = figures.draw(claim, judged.frame, judged.result, ROOT / judge.OUT)
+    found, drawn = judged(claim, chosen)
+    cell = None if found.frame is None or found.frame.empty else str(found.frame["cell"].iloc[0])
+    print(json.dumps(found.result, indent=1) if as_json else text.render(found.result, drawn, cell))
+
+
+def judged(claim: str, chosen: Settings) -> tuple[judge.Judged, list[Path]]:
+    """Judge a claim, write its JSON and figure; what was found, and the files of the figure."""
+    found = judge.judged(claim, chosen.profile, chosen.request, chosen.store)
+    drawn = figures.draw(claim, found.frame, found.result, ROOT / judge.OUT)
     if not drawn:  # a figure of other rows must not stand beside this verdict
         for path in (ROOT / judge.OUT).glob(f"{claim}.p[nd][gf]"):
             path.unlink()
-    cell = None if judged.frame is None or judged.frame.empty else str(judged.frame["cell"].iloc[0])
-    print(json.dumps(judged.result, indent=1) if as_json else text.render(judged.result, drawn, cell))
+    return found, drawn
 
 
 if __name__ == "__main__":

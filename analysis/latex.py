@@ -1,0 +1,154 @@
+r"""Tables and numbers as LaTeX: fragments to \input, in which a value stands escaped and what is absent is said.
+
+numbers/all.tex defines \kv{key}: the value of a key, "not evaluated" where the rows give none. It \inputs, relative to
+paper/, one file a claim with \kvset{key}{value}. A stratum's estimate is <claim>.<stratum>.<measure>, with .low, .high,
+.interval (both, with the estimate) and .percent; <claim>.<measure>.lowest and .highest are those over strata.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.computed import grids
+from analysis.study import NOT_EVALUATED, Study, numbers
+from analysis.tables_study import rows_of, tables
+from analysis.text import sentence, short
+from runs.lock import read_lock
+from runs.provenance import git_state
+
+SPECIAL = {char: rf"\{char}" for char in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "\n": " ",
+}  # fmt: skip
+PREAMBLE = rf"""\newcommand\kvset[2]{{\expandafter\def\csname kv@#1\endcsname{{#2}}}}
+\newcommand\kv[1]{{\ifcsname kv@#1\endcsname\csname kv@#1\endcsname\else {NOT_EVALUATED}\fi}}
+"""
+LONG = 45  # rows of a table that goes over pages
+WIDE = 28  # characters of a text that is broken into lines
+SAID = ("verdict", "title", "question", "population", "profile", "paper", "rows", "planned", "missing", "failed")
+
+
+def escaped(text: str) -> str:
+    """Plain text as LaTeX prints it."""
+    return "".join(SPECIAL.get(char, char) for char in text)
+
+
+def files(study: Study) -> Iterator[tuple[str, bytes]]:
+    """Every table and number as a file of paper/: path, content."""
+    for name, table in tables(study.registry).items():
+        marks = study.marks(table.claims or tuple(study.judged))
+        yield f"tables/{name}.tex", tabular(rows_of(study, table), study.lacks(table.claims), marks).encode()
+    names = [*study.judged, "study"]
+    for name in study.judged:
+        yield f"numbers/{name}.tex", _set(of_claim(study.result(name), name))
+    yield "numbers/study.tex", _set(of_study(study))
+    inputs = "".join(rf"\input{{numbers/{name}}}" + "\n" for name in names)
+    yield "numbers/all.tex", (PREAMBLE + inputs).encode()
+
+
+def _set(values: Mapping[str, str]) -> bytes:
+    return "".join(rf"\kvset{{{key}}}{{{escaped(value)}}}" + "\n" for key, value in values.items()).encode()
+
+
+# ---------------------------------------------------------------- tables
+
+
+def tabular(rows: pd.DataFrame, lacks: list[str], marks: list[str]) -> str:
+    """A table as booktabs' tabular, or as a longtable where it is long, with what must be said of it below.
+
+    rows empty: one line that says so, with what is missing. Numbers stand right, long texts are broken into lines.
+    """
+    if rows.empty:
+        return "\n".join(map(escaped, lacks or ["none"])) + "\n"
+    kind = "longtable" if len(rows) > LONG else "tabular"
+    spec = "".join(_columns(rows))
+    lines = [rf"\begin{{{kind}}}{{@{{}}{spec}@{{}}}}", r"\toprule", _line(rows.columns), r"\midrule"]
+    lines += [r"\endhead"] if kind == "longtable" else []
+    lines += [_line(_shown(value) for value in row) for row in rows.itertuples(index=False)]
+    lines += [r"\bottomrule", rf"\end{{{kind}}}"]
+    lines += [rf"\par\smallskip {{\footnotesize {escaped('; '.join([*marks, *lacks]))}}}"] if marks or lacks else []
+    return "\n".join(lines) + "\n"
+
+
+def _columns(rows: pd.DataFrame) -> Iterator[str]:
+    numeric = {name: pd.api.types.is_numeric_dtype(rows[name]) for name in rows}
+    longest = {name: max(map(len, rows[name].astype(str))) for name in rows}
+    broken = {name: length for name, length in longest.items() if length > WIDE and not numeric[name]}
+    room = max(0.9 - 0.1 * (len(rows.columns) - len(broken)), 0.3)  # of the line; what is not broken takes a tenth each
+    for name in rows:
+        if name in broken:
+            width = room * np.sqrt(longest[name]) / sum(map(np.sqrt, broken.values()))
+            yield rf">{{\raggedright\arraybackslash}}p{{{width:.2f}\linewidth}}"
+        else:
+            yield "r" if numeric[name] else "l"
+
+
+def _line(values: Any) -> str:
+    return " & ".join(escaped(str(value)) for value in values) + r" \\"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return "undefined" if np.isnan(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int | np.integer) else str(value)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def of_claim(result: Mapping[str, Any], claim_id: str) -> dict[str, str]:
+    """What the text may say of a claim, by key; estimates that are undefined have none."""
+    found = {f"{claim_id}.{key}": _plain(result[key]) for key in SAID if result[key] is not None}
+    found[f"{claim_id}.sentence"] = sentence(result)
+    found[f"{claim_id}.reasons"] = "; ".join(result["reasons"]) or "every rule holds"
+    found |= {f"{claim_id}.{key.replace('_', '-')}": text for key, text in result["rules"].items()}
+    every = numbers(result)
+    every = every[(every["of"] == "") & every["estimate"].notna()]
+    names = dict(zip(every["stratum"].unique(), short(list(every["stratum"].unique())), strict=True))
+    for row in every.to_dict("records"):
+        key = ".".join([claim_id, slug(names[row["stratum"]]), slug(row["name"])])
+        found |= {f"{key}{end}": value for end, value in _estimate(row)}
+    for name, own in every.groupby("name", sort=False):
+        ordered = own.sort_values("estimate", kind="stable").to_dict("records")
+        for which, row in (("lowest", ordered[0]), ("highest", ordered[-1])):
+            key = f"{claim_id}.{slug(str(name))}.{which}"
+            found |= {f"{key}{end}": value for end, value in _estimate(row)}
+    return found
+
+
+def of_study(study: Study) -> dict[str, str]:
+    """What the text may say of the whole: commit, LOCK, profile, and what computed each grid."""
+    lock, git = read_lock(study.root), git_state(study.root)
+    found = {"study.profile": study.profile, "study.marks": "; ".join(study.marks(tuple(study.judged)))}
+    found["study.synthetic"] = "synthetic rows" if study.synthetic else ""
+    found["study.commit"] = f"{git['revision'] or 'no commit'}{' with changes' if git['dirty'] else ''}"
+    found |= {"study.lock": str(lock.version), "study.lock-date": lock.date} if lock else {}
+    for row in grids(study).to_dict("records"):
+        found |= {f"grid.{row['grid']}.{slug(str(key))}": _shown(value) for key, value in row.items() if key != "grid"}
+    return found
+
+
+def slug(text: str) -> str:
+    """A name as part of a key: budget 12.5 % is budget-12.5."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _estimate(row: Any) -> Iterator[tuple[str, str]]:
+    value, low, high = row["estimate"], row["low"], row["high"]
+    count = np.isnan(low) and value == round(value)
+    yield "", f"{value:,.0f}" if count else f"{value:.3f}"
+    if not count and abs(value) <= 1:
+        yield ".percent", f"{100 * value:.1f}"
+    if not np.isnan(low):
+        yield from (
+            (".low", f"{low:.3f}"),
+            (".high", f"{high:.3f}"),
+            (".interval", f"{value:.3f} [{low:.3f}, {high:.3f}]"),
+        )
