@@ -2,7 +2,8 @@
 ##
 ##   make claim-N        N = 1..7: plan, run the missing cells, judge, print the verdict
 ##   make extension-N    N = 1..6: likewise
-##   make judge-N        judge only, from stored rows; also judge-extension-N, and judge-all for every one
+##   make judge-N        judge only, from stored rows; also judge-extension-N
+##   make judge-all      all of them
 ##   make figures        every figure, table and number of the paper, into paper/figures, paper/tables, paper/numbers
 ##   make claims         every claim and extension, and where it stands by the last judging
 ##   make status         cells done, missing, failed and time left, per claim

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from analysis import frame as frames
 from analysis.estimands import Measured
 from analysis.intervals import Interval
+from analysis.text import shown
 from analysis.verdict import Stratum, Tally, Verdict, decide, kill_level
 from runs.cells import Plan
 from runs.errors import UserError
@@ -94,7 +95,7 @@ def judge(
         "resamples": rules.resamples,
         "seed": rules.seed,
         "rows_digest": None if rows is None else frames.digest(rows),
-        "store": _shown(where.root, root),
+        "store": shown(where.root, root),
         "next": _next(registry, claim, profile, request, tally),
     }
     return Judged(_plain(result, rules.level), rows)
@@ -233,12 +234,6 @@ def _next(registry: Registry, claim: Claim, profile: str, request: Request, tall
         return f"make {claim.id}   the same on a real model"
     same = [f"make {other.id}{typed}" for other in able if other.grid == claim.grid and other != claim]
     return f"{', '.join(same)}   the same rows" if same else "make claims   where every claim stands"
-
-
-def _shown(path: Path, root: Path) -> str:
-    """A path inside the repository relative to it: a published verdict names no machine's folders."""
-    path, root = path.resolve(), root.resolve()
-    return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
 def _plain(value: Any, level: float) -> Any:

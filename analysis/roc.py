@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import rankdata
-from sklearn.metrics import roc_curve
 
 from analysis.compared import Compared, compared
 from analysis.estimands import Cells, number
@@ -59,14 +57,19 @@ def averaged(score: Array, positive: Mask, code: Codes) -> tuple[Array, Array]:
     the areas, AUC = sum_c pairs_c AUC_c / sum_c pairs_c. A rate stands twice where the mean jumps. Every cell has both
     classes.
     """
-    ranks = rankdata(score)  # flagged answers are infinite, which sklearn refuses; only the order counts
-    each = [
-        roc_curve(positive[own], ranks[own], drop_intermediate=False) for own in (code == c for c in np.unique(code))
-    ]
-    pairs = [float(positive[own].sum() * (~positive[own]).sum()) for own in (code == c for c in np.unique(code))]
-    false = np.unique(np.concatenate([one[0] for one in each]))
-    ends = np.stack([_ends(false, *one[:2]) for one in each])  # [cells, rates, 2]
+    own = [code == c for c in np.unique(code)]
+    each = [_rates(score[cell], positive[cell]) for cell in own]
+    pairs = [float(positive[cell].sum() * (~positive[cell]).sum()) for cell in own]
+    false = np.unique(np.concatenate([rate for rate, _ in each]))
+    ends = np.stack([_ends(false, *one) for one in each])  # [cells, rates, 2]
     return np.repeat(false, 2), np.average(ends, axis=0, weights=pairs).ravel()
+
+
+def _rates(score: Array, positive: Mask) -> tuple[Array, Array]:
+    """(false, true) positive rates of one cell as the threshold falls past each distinct score."""
+    _, rank = np.unique(-score, return_inverse=True)
+    down, up = (np.concatenate([[0.0], np.cumsum(np.bincount(rank, of))]) for of in (~positive, positive))
+    return down / down[-1], up / up[-1]
 
 
 def _ends(at: Array, false: Array, true: Array) -> Array:

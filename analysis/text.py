@@ -45,9 +45,10 @@ def render(result: Mapping[str, Any], drawn: Sequence[Path] = (), cell: str | No
     return "\n".join(line.rstrip() for line in lines)
 
 
-def shown(path: Path) -> str:
-    """A path inside the repository relative to it."""
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+def shown(path: Path, root: Path = ROOT) -> str:
+    """A path inside the repository relative to it: what is shown or published names no machine's folders."""
+    path, root = path.resolve(), root.resolve()
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
 def number(value: float | None) -> str:

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from conftest import ROOT
 
 from runs import prereg
 from runs.cells import Plan, cell_id, in_units
+from runs.registry import ROOT
 from runs.store import Store
 
 BUDGETS = (0.125, 0.25, 0.5)
