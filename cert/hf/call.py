@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cert.gate import Decision
 from cert.hf.plans import Plans
 from cert.policy import Policy
 
@@ -50,6 +51,21 @@ class Call:
             if self.rng[1:]:
                 torch.cuda.set_rng_state_all(self.rng[1:])
             yield
+
+
+@dataclass(frozen=True)
+class Gated:
+    """How session.gated() came to what it returned. Bytes are of tensors in caches, without a forward's own."""
+
+    request: int  # of the compressed run: session.summary(request) says more
+    decision: Decision  # what answered: the compressed cache, the escalated one, or the full cache
+    certificate: float | None  # of the compressed run; None where it is undefined, or over a tenth of it
+    escalated_certificate: float | None  # of the escalated run; None also where there was none
+    prefill_tokens: int  # spent by the compressed run
+    rerun_prefill_tokens: int  # spent by escalation and recomputation
+    cache_bytes: int  # retained keys and values at the end of the compressed run
+    full_bytes: int  # the same if nothing had been evicted
+    peak_bytes: int | None  # the session's cache and the full one beside it, at the end of a recomputation
 
 
 def random_state() -> list[Tensor]:

@@ -11,13 +11,15 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from cert.errors import CertError
-from cert.hf.arguments import check_ids
+from cert.gate import Gate
+from cert.hf.arguments import check_ids, expect
 from cert.hf.attention import NAME, own_implementation
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import CACHE_NAMES
 from cert.hf.families import LATENT, REFUSED, TESTED
 from cert.hf.state import OPEN, State
 from cert.kernels import Case, best_kernel
+from cert.policy import Policy
 
 MODES = {"greedy_search", "sample"}
 BARE = {"custom_generate": "a custom generation loop", "assistant_model": "assisted decoding"}
@@ -168,6 +170,16 @@ def check_full_ids(ids: Tensor, cache: CertifiedCache) -> None:
         raise CertError(
             f"generate from a cache of {cache.length} tokens: expected the full ids, these and more; got {ids.shape[1]}"
         )
+
+
+def check_gate(gate: Any, policy: Policy, delta: float | None, rows: int) -> None:
+    """A gate needs a certificate to look at, of one request, and a budget to escalate to that is larger."""
+    expect(isinstance(gate, Gate), "gate", gate, "a cert.gate.Gate, such as Gate(quantile_threshold(...))")
+    require(delta is not None, "gated: certificates are switched off (delta=None); expected a level between 0 and 1")
+    require(policy.no_certificate is None, f"gated: no certificate to decide by; {policy.no_certificate}")
+    require(rows == 1, f"gated: a batch of {rows}; expected one row, whose certificate decides")
+    larger = gate.escalate_to is None or gate.escalate_to > (policy.budget or 0.0)
+    require(larger, f"gated: escalate_to {gate.escalate_to}; expected a budget above the present {policy.budget}")
 
 
 def prompt_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
+from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from cert.attention import at_least_float32, full_attention
@@ -174,6 +175,15 @@ def storage_bytes(cache: CertifiedCache) -> dict[str, int]:
     return found | {"plan_bytes": sum(_size(plan.prob, plan.position) for plan in plans)}
 
 
+def held_bytes(*caches: Cache | None) -> int:
+    """Bytes of all tensors that these caches hold, of whatever kind."""
+    values = [
+        value for cache in caches if cache is not None for layer in cache.layers for value in vars(layer).values()
+    ]
+    flat = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    return _size(*(x for x in flat if isinstance(x, Tensor)))
+
+
 def _size(*tensors: Tensor | None) -> int:
     return sum(x.untyped_storage().nbytes() for x in tensors if x is not None)
 
@@ -185,6 +195,12 @@ def summary(state: State, request: int) -> dict[str, Any]:
     facts = state.ended.get(request) or cache_facts(state)
     entropy = {"entropy": mean_entropy(state, request)} if state.options.signals else {}
     return {"request": request, **found, **entropy, "no_certificate": state.reasons[request], **facts}
+
+
+def decisive(found: dict[str, Any]) -> float | None:
+    """The request certificate of a summary as a gate takes it: None where it is undefined, or flagged for that."""
+    one = found["certificate"]
+    return None if one is None or one["flagged"] else one["value"]
 
 
 def cache_facts(state: State) -> dict[str, Any]:

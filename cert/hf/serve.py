@@ -32,6 +32,8 @@ class Serving(State):
         self._answered = False  # the request had its generate(): what follows is another
         self._talking = False  # whether prefill() goes on with the cache there is
         self._plain, self._over = False, False  # recompute(): the model alone; the block has ended
+        self._full: Any = None  # the plain cache of a recompute(), while it runs
+        self._peak: int | None = None  # bytes of that one and the session's own, at its end
         self._last: Call | None = None
         self._parameters = list(inspect.signature(model.forward).parameters)
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
@@ -65,6 +67,7 @@ class Serving(State):
         kwargs = dict(zip(self._parameters, args, strict=False)) | kwargs
         given, kwargs = given_cache(kwargs), without_cache(kwargs)
         if self._plain:
+            self._full = given
             fed = 0 if given is None else given.get_seq_length()
             self.prefill_tokens += kwargs["input_ids"].numel() if fed < (self._prompt or 0) else 0
             return None

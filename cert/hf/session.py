@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from cert.errors import CertError
+from cert.gate import Gate
 from cert.hf import arguments, checks, report
 from cert.hf.attention import give_back, take_over
 from cert.hf.cache import CertifiedCache
-from cert.hf.call import Call
+from cert.hf.call import Call, Gated, given_cache
 from cert.hf.serve import Serving
 from cert.hf.together import Row, Together, check_asked
 from cert.policy import Policy
@@ -152,9 +153,38 @@ class Session(Serving):
             with call.same_randomness():
                 return self._generate(*call.args, **call.kwargs)
         finally:
+            self._peak, self._full = report.held_bytes(self.cache, self._full), None
             self._plain, self._prompt = False, None
             take_over(self.model, self)
             self.rerun_tokens += self.prefill_tokens - spent
+
+    def gated(self, gate: Gate, *args: Any, **kwargs: Any) -> tuple[Any, Gated]:
+        """generate(*args, **kwargs), whose certificate the gate looks at: escalated or recomputed where that is due.
+
+        Returns what generate() returns, of the run that answered, and how it came to that. Recomputed always, it is the
+        full cache's output exactly; never, the compressed run's. The full prompt is fed again in both, so in a
+        conversation ask on a fork(): an escalation leaves its own cache as the session's. Raises CertError, before any
+        work, for a session without certificates, more than one row, or an escalation to no larger budget.
+        """
+        self._require_open()
+        cache = checks.check_cache(given_cache(kwargs), self._owned)
+        policy = self.options.policy if cache is None else cache.policy
+        checks.check_gate(gate, policy, self.options.delta, len(checks.prompt_ids(args, kwargs)))
+        spent, rerun = self.prefill_tokens, self.rerun_tokens
+        out = self._checked_generate(*args, **kwargs)
+        facts, spent, escalated = self.summary(), self.prefill_tokens - spent, None
+        decision = gate.decide(certificate := report.decisive(facts))
+        if decision == "escalate" and gate.escalate_to is not None:
+            out = self.escalate(gate.escalate_to)
+            escalated = report.decisive(self.summary())
+            if gate.decide(escalated, escalated=True) == "recompute":
+                decision = "recompute"
+        if decision == "recompute":
+            out = self.recompute()
+        return out, Gated(
+            facts["request"], decision, certificate, escalated, spent, self.rerun_tokens - rerun,
+            facts["cache_bytes_after"], facts["cache_bytes_before"], self._peak if decision == "recompute" else None,
+        )  # fmt: skip
 
     def _call(self) -> Call:
         self._require_open()
