@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
+from analysis import classes
 from analysis import frame as frames
 from analysis.estimands import Measured
 from analysis.intervals import Interval
@@ -77,13 +78,15 @@ def judge(
     rows = _rows(where, plan, accepted.grids)
     strata, beside = _measured(claim, rules, rows, registry.grids[claim.grid].kind)
     tally = _tally(_registered(registry, claim, profile, request, plan), plan, rows, bool(request.get("args")))
-    verdict = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
+    decided = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
+    more = classes.uncounted(claim, rows, strata) if rows is not None and strata else {}
+    verdict = replace(decided, reasons=tuple(classes.told(decided.reasons, strata, more, _unit(claim))))
     kill = kill_level(rules, strata)
     versions = frames.code_versions(where, plan) if plan else 0
     result = _head(claim, profile, request, plan, verdict, versions) | {
         "design": accepted.design,
         "judging": accepted.judging,
-        "strata": [_stratum(claim, rules, stratum, kill) for stratum in strata],
+        "strata": [_stratum(claim, rules, stratum, kill) | _more(more, stratum) for stratum in strata],
         "missing": tally.missing,
         "failed": tally.failed,
         "rows": tally.planned - tally.missing,
@@ -170,7 +173,7 @@ def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request,
         found.append("the smoke profile is never evidence")
     if request.get("args"):
         found.append(f"ARGS={request['args']} is not the registered design")
-    return found
+    return [*found, *(classes.too_few(claim, plan) if plan else [])]
 
 
 def _head(
@@ -190,7 +193,7 @@ def _head(
         "request": dict(request),
         "reasons": verdict.reasons,
         "cluster": claim.cluster,
-        "unit": claim.params.get("unit", "cells"),
+        "unit": _unit(claim),
         "words": {**claim.measures, **claim.beside},
         "paper": claim.paper_text,
         "rules": {
@@ -198,6 +201,15 @@ def _head(
             "killed_if": " or ".join(map(str, claim.killed_if)),
         },
     }
+
+
+def _unit(claim: Claim) -> str:
+    return str(claim.params.get("unit", "cells"))
+
+
+def _more(more: Mapping[str, Mapping[str, int]], stratum: Stratum) -> dict[str, Any]:
+    """The stratum's key `one_class`, where there are such answers."""
+    return {"one_class": more[stratum.name]} if stratum.name in more else {}
 
 
 def _stratum(claim: Claim, rules: Rules, stratum: Stratum, kill: float) -> dict[str, Any]:
