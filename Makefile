@@ -5,6 +5,7 @@
 ##   make judge-N        judge only, from stored rows; also judge-extension-N
 ##   make judge-all      all of them
 ##   make figures        every figure, table and number of the paper, into paper/figures, paper/tables, paper/numbers
+##   make paper          the same, and paper/build/main.pdf where LaTeX is
 ##   make claims         every claim and extension, and where it stands by the last judging
 ##   make status         cells done, missing, failed and time left, per claim
 ##   make plan           what a run would cost
@@ -44,7 +45,7 @@ CLAIMS := $(foreach n,1 2 3 4 5 6 7,claim-$n)
 EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
-COMMANDS := claims status plan explain gc readme verify freeze figures
+COMMANDS := claims status plan explain gc readme verify freeze figures paper
 .PHONY: judge-all help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.

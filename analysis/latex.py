@@ -7,10 +7,12 @@ paper/, one file a claim with \kvset{key}{value}. A stratum's estimate is <claim
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from analysis.computed import grids
 from analysis.study import NOT_EVALUATED, Study, numbers
@@ -41,10 +43,11 @@ def files(study: Study) -> Iterator[tuple[str, bytes]]:
     for name, table in tables(study.registry).items():
         marks = study.marks(table.claims or tuple(study.judged))
         yield f"tables/{name}.tex", tabular(rows_of(study, table), study.lacks(table.claims), marks).encode()
-    names = [*study.judged, "study"]
+    names = [*study.judged, "study", "design"]
     for name in study.judged:
         yield f"numbers/{name}.tex", _set(of_claim(study.result(name), name))
     yield "numbers/study.tex", _set(of_study(study))
+    yield "numbers/design.tex", _set(of_design(study))
     inputs = "".join(rf"\input{{numbers/{name}}}" + "\n" for name in names)
     yield "numbers/all.tex", (PREAMBLE + inputs).encode()
 
@@ -129,6 +132,20 @@ def of_study(study: Study) -> dict[str, str]:
     for row in grids(study).to_dict("records"):
         found |= {f"grid.{row['grid']}.{slug(str(key))}": _shown(value) for key, value in row.items() if key != "grid"}
     return found
+
+
+def of_design(study: Study) -> dict[str, str]:
+    """Constants that were fixed beforehand: of the certified policy, of every verdict, of each claim, sizes of each grid."""
+    policy = yaml.safe_load((study.root / "configs" / "policy" / "certified.yaml").read_text())
+    groups = {"policy": policy, "rules": asdict(study.rules)}
+    groups |= {f"params.{name}": study.claim(name).params for name in study.judged}
+    for name, grid in study.registry.grids.items():
+        if study.profile in grid.profiles:
+            groups[f"design.{name}"] = {
+                **grid.profiles[study.profile].sizes,
+                "cells": grid.profiles[study.profile].cells,
+            }
+    return {f"{group}.{slug(key)}": _plain(value) for group, known in groups.items() for key, value in known.items()}
 
 
 def slug(text: str) -> str:

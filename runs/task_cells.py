@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -107,7 +108,7 @@ def _cells(part: Part, example: Example) -> Iterable[dict[str, Any]]:
         "model": part.source.digest,
         "dtype": grid.dtype,
         "ctx_tokens": example.ctx_tokens,
-        "policies": [policy.numbers for policy in policies],
+        "policies": [{k: v for k, v in asdict(policy).items() if k != "name"} for policy in policies],
         "seed": grid.seed,
         "delta": grid.delta,
         "document": example.document,
