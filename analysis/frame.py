@@ -16,7 +16,7 @@ from runs.store import Store
 
 
 def load(store: Store, plan: Plan, designs: Collection[str]) -> pd.DataFrame:
-    """The stored rows of a plan in its order; a null number is NaN here.
+    """The stored rows of a plan in its order; a null number is NaN here. Wrong labels are those that the plan knows.
 
     UserError where a file is damaged, or holds a value that no row may have (runs/schema.py).
     """
@@ -27,7 +27,11 @@ def load(store: Store, plan: Plan, designs: Collection[str]) -> pd.DataFrame:
             _require(store, table, field.name, odd, "expected a finite number, or null where it is undefined")
     odd = pc.invert(pc.is_in(table["status"], value_set=pa.array(STATUS)))
     _require(store, table, "status", odd, f"expected one of {', '.join(STATUS)}")
-    return table.to_pandas()
+    frame = table.to_pandas()
+    if "wrong_label" in plan.cells.column_names:  # a list of these may be given after the answers were
+        told = dict(zip(plan.cells["cell"].to_pylist(), plan.cells["wrong_label"].to_pylist(), strict=True))
+        frame["wrong_label"] = frame["cell"].map(told)
+    return frame
 
 
 def _require(store: Store, table: pa.Table, column: str, odd: pa.ChunkedArray, expected: str) -> None:

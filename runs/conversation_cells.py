@@ -102,10 +102,14 @@ def systems(part: Part, one: Conversation) -> tuple[str, ...]:
 
 
 def notes(_: Sequence[Part], found: Sequence[Sequence[Conversation]]) -> dict[str, Any]:
-    """What a plan's header says of its conversations: those that the model's positions had no room for."""
-    cut = sum(one.left_out > 0 for mine in found for one in mine)
-    said = f"{cut} conversations begin later, at a turn from which the model's positions have room for the rest"
-    return {"population_notes": [said] if cut else []}
+    """What a plan's header says of its conversations: those that begin later for want of room, and what that costs."""
+    every = [one for mine in found for one in mine]
+    cut = sum(one.left_out > 0 for one in every)
+    lost = [(question.age or 0) > len(one.turns) for one in every for question in one.questions]
+    said = f"{cut} conversations begin later, at a turn from which there is room for the rest"
+    return {
+        "population_notes": [f"{said}; {sum(lost)} of {len(lost)} questions ask after what is left out"] if cut else []
+    }
 
 
 def serving(part: Part, model: PreTrainedModel) -> OfText:
