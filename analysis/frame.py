@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from runs.cells import Plan
 from runs.errors import UserError
+from runs.prereg import accept
+from runs.registry import Claim, Registry
 from runs.schema import STATUS
 from runs.store import Store
 
@@ -32,6 +34,34 @@ def load(store: Store, plan: Plan, designs: Collection[str]) -> pd.DataFrame:
         told = dict(zip(plan.cells["cell"].to_pylist(), plan.cells["wrong_label"].to_pylist(), strict=True))
         frame["wrong_label"] = frame["cell"].map(told)
     return frame
+
+
+def whole(store: Store, plan: Plan, designs: Collection[str]) -> pd.DataFrame:
+    """As load; a plan whose cells are of other documents than its header counts was cut, and is refused."""
+    counted, stored = plan.header["documents"].get("n"), pc.count_distinct(plan.cells["document"]).as_py()
+    if counted != stored:
+        path = store.plan_path(*(plan.header[key] for key in ("grid", "profile", "request")))
+        raise UserError(
+            f"{path}: its cells are of {stored} documents, its header says {counted}; expected as many; "
+            "delete the file, and plan again: the rows stay"
+        )
+    return load(store, plan, designs)
+
+
+def calibrated(
+    rows: pd.DataFrame, plan: Plan, claim: Claim, store: Store, registry: Registry, root: Path
+) -> pd.DataFrame:
+    """The rows of a claim's plan, and behind them those of claim.params.calibration_task in the grid that the claim is
+    calibrated on, as far as they are stored: under the same profile and model, nothing else changed.
+    """
+    if not claim.calibration:
+        return rows
+    request = {"model": plan.header["request"]["model"], "data": None, "ctx": None, "args": None}
+    other = store.read_plan(claim.calibration, plan.header["profile"], request)
+    if other is None:
+        return rows
+    lent = whole(store, other, accept(root, registry.owner(claim.calibration), registry).grids)
+    return pd.concat([rows, lent[lent["task"] == claim.params["calibration_task"]]], ignore_index=True)
 
 
 def _require(store: Store, table: pa.Table, column: str, odd: pa.ChunkedArray, expected: str) -> None:

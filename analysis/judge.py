@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.compute as pc
 
 from analysis import frame as frames
 from analysis.estimands import Measured
@@ -19,7 +18,6 @@ from analysis.intervals import Interval
 from analysis.text import shown
 from analysis.verdict import Stratum, Tally, Verdict, decide, kill_level
 from runs.cells import Plan
-from runs.errors import UserError
 from runs.prereg import accept
 from runs.registry import ROOT, Claim, Registry, Rules, load
 from runs.store import Store
@@ -74,8 +72,9 @@ def judge(
     claim, accepted, rules = registry.claim(claim_id), accept(root, claim_id, registry), rules or registry.rules
     where = Store(store or root / "runs" / "store")
     plan = where.read_plan(claim.grid, profile, request)
-    rows = _rows(where, plan, accepted.grids)
-    strata, beside = _measured(claim, rules, rows, registry.grids[claim.grid].kind)
+    rows = None if plan is None else frames.whole(where, plan, accepted.grids)
+    known = rows if plan is None or rows is None else frames.calibrated(rows, plan, claim, where, registry, root)
+    strata, beside = _measured(claim, rules, known, registry.grids[claim.grid].kind)
     tally = _tally(_registered(registry, claim, profile, request, plan), plan, rows, bool(request.get("args")))
     verdict = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
     kill = kill_level(rules, strata)
@@ -94,7 +93,7 @@ def judge(
         "kill_level": kill,
         "resamples": rules.resamples,
         "seed": rules.seed,
-        "rows_digest": None if rows is None else frames.digest(rows),
+        "rows_digest": None if known is None else frames.digest(known),
         "store": shown(where.root, root),
         "next": _next(registry, claim, profile, request, tally),
     }
@@ -112,20 +111,6 @@ def _measured(
     ruled = replace(claim, params={**asdict(rules), **claim.params})  # what holds for every claim holds for pairs too
     found: Measured = estimand.measure(known, ruled, rules.resamples, rules.seed)
     return found.strata, found.beside
-
-
-def _rows(store: Store, plan: Plan | None, designs: Collection[str]) -> pd.DataFrame | None:
-    """Load a plan's rows; one whose cells are of other documents than its header counts was cut, and is refused."""
-    if plan is None:
-        return None
-    counted, stored = plan.header["documents"].get("n"), pc.count_distinct(plan.cells["document"]).as_py()
-    if counted != stored:
-        path = store.plan_path(*(plan.header[key] for key in ("grid", "profile", "request")))
-        raise UserError(
-            f"{path}: its cells are of {stored} documents, its header says {counted}; expected as many; "
-            "delete the file, and plan again: the rows stay"
-        )
-    return frames.load(store, plan, designs)
 
 
 def _tally(registered: int, plan: Plan | None, rows: pd.DataFrame | None, other: bool) -> Tally:

@@ -35,28 +35,31 @@ def grid_digest(registry: Registry, grid: str, root: Path = ROOT) -> str:
 def digests(registry: Registry, claim_id: str, root: Path = ROOT) -> Digests:
     """The digests of a claim as the files are now.
 
-    design: its block, the common rules, PREREG.md's common part, the claim's and its grid's sections, and the grid
-    digest. judging: the interval, verdict and estimand modules. YAML counts as parsed, prose without trailing blanks.
+    design: its block, the common rules, PREREG.md's common part, the claim's section, and of its grid, as of the one it
+    is calibrated on, section and digest. judging: the interval, verdict and estimand modules. YAML counts as parsed,
+    prose without trailing blanks.
     Raises UserError naming a file that is missing, or PREREG.md where a section is.
     """
     claim = registry.claim(claim_id)
     prose = sections(root)
     if unknown := {name for head in prose for name in _grids(head)} - registry.grids.keys():
         raise UserError(f"{PROSE}: a section names grids {', '.join(sorted(unknown))}; expected those of {CLAIMS}")
+    named = {claim.grid, claim.calibration}
     design = {
         f"{CLAIMS}#rules": _json_digest(registry.raw["rules"]),
         f"{CLAIMS}#{claim_id}": _json_digest(registry.raw["claims"][claim_id]),
         f"{PROSE}#common": _sha256(prose["common"].encode()),
         f"{PROSE}#{claim_id}": _sha256(prose[claim_id].encode()),
-        **{f"{PROSE}#{head}": _sha256(prose[head].encode()) for head in prose if claim.grid in _grids(head)},
+        **{f"{PROSE}#{head}": _sha256(prose[head].encode()) for head in prose if named & set(_grids(head))},
     }
     grid = _grid_parts(registry, claim.grid, root)
+    lent = _grid_parts(registry, claim.calibration, root) if claim.calibration else {}
     judging = {path: _file_digest(root, path) for path in (*JUDGING, *claim.judging)}
     return Digests(
-        design=_combined({**design, "grid": _combined(grid)}),
+        design=_combined({**design, "grid": _combined(grid)} | ({"calibration": _combined(lent)} if lent else {})),
         judging=_combined(judging),
         grid=_combined(grid),
-        parts={**design, **grid, **judging},
+        parts={**design, **lent, **grid, **judging},
     )
 
 

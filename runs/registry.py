@@ -109,7 +109,8 @@ class Claim:
     """One claim or extension. supported_if: all must hold in every stratum; killed_if: any in any stratum.
 
     measures: what the rules read, and beside: what is only reported, both by name with a sentence each. params: the
-    constants of the estimand. paper: the source's figure by stratum name, paper_text: the same in words.
+    constants of the estimand. calibration: another grid, of which it needs some rows. paper: the source's figure by
+    stratum name, paper_text: the same in words.
     """
 
     title: str
@@ -128,6 +129,7 @@ class Claim:
     params: Mapping[str, object] = field(default_factory=dict)
     judging: tuple[str, ...] = ()
     paper: Mapping[str, float] = field(default_factory=dict)
+    calibration: str = ""
     id: str = ""
 
     def __post_init__(self) -> None:
@@ -154,6 +156,10 @@ class Registry:
         if claim_id not in self.claims:
             raise UserError(f"{claim_id!r} is no registered claim; expected one of {', '.join(IDS)}")
         return self.claims[claim_id]
+
+    def owner(self, grid: str) -> str:
+        """The id of the first claim on a grid."""
+        return next(claim.id for claim in self.claims.values() if claim.grid == grid)
 
 
 class _Loader(yaml.SafeLoader):
@@ -185,8 +191,9 @@ def load(root: Path = ROOT) -> Registry:
     claims = {}
     for name, block in raw["claims"].items():
         claim = build(Claim, block, f"{CLAIMS}: {name}")
-        if claim.grid not in grids:
-            raise UserError(f"{CLAIMS}: {name}.grid: {claim.grid!r}; expected one of {', '.join(grids)}")
+        for key in ("grid", "calibration"):
+            if (named := getattr(claim, key)) not in grids and (named or key == "grid"):
+                raise UserError(f"{CLAIMS}: {name}.{key}: {named!r}; expected one of {', '.join(grids)}")
         claims[name] = replace(claim, id=name)
     _check_files(root, grids, claims)
     return Registry(raw["version"], rules, grids, claims, raw)

@@ -2,16 +2,19 @@
 
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute as pc
 
 from runs.cells import Plan
 from runs.config import RunConfig
 from runs.digests import grid_digest
 from runs.errors import UserError
 from runs.grid import CONVERSATIONS, REPLAYS, Part, header, parts
-from runs.registry import ROOT, Registry
+from runs.prereg import accept
+from runs.registry import ROOT, Claim, Registry
 from runs.store import Store
 from scripts._cli import Settings
 from scripts.compose import compose
@@ -93,20 +96,39 @@ def stored_plan(settings: Settings, registry: Registry, grid: str) -> Planned:
     return Planned(plan, mine, found)
 
 
+def calibrate(settings: Settings, registry: Registry, claim: Claim) -> int:
+    """Run what the store lacks of the rows that a claim is calibrated on; nothing where it is not, or DATA= is no use."""
+    if not claim.calibration:
+        return 0
+    stored_plan(settings, registry, claim.grid)  # a mistake in its own settings is told first
+    plain, task = replace(settings, data=None, ctx=None, args=(), models=()), str(claim.params["calibration_task"])
+    designs = accept(ROOT, registry.owner(claim.calibration), registry).grids
+    return compute(plain, registry, claim.calibration, designs, task=task)
+
+
 def compute(
-    settings: Settings, registry: Registry, grid: str, designs: Collection[str], retry_only: bool = False
+    settings: Settings,
+    registry: Registry,
+    grid: str,
+    designs: Collection[str],
+    retry_only: bool = False,
+    task: str | None = None,
 ) -> int:
     """Run the cells that the store lacks, and say on stderr what was done; 1 where some failed or a worker died.
 
     designs: the digests that rows may carry, those of declared deviations included. retry_only: of the cells that the
-    store lacks none, only examples that failed.
+    store lacks none, only examples that failed. task: cells of this one alone.
     """
     planned, store = stored_plan(settings, registry, grid), Store(settings.store)
     plan = planned.plan
     # Failed examples are tried again: what failed for want of memory must not stay so.
     missing = list(dict.fromkeys([*([] if retry_only else store.missing(plan, designs)), *store.failing(plan)]))
+    if task:
+        own = plan.cells.filter(pc.equal(plan.cells["task"], task))
+        missing = [unit for unit in missing if unit in set(own["unit"].to_pylist())]
     if not missing:
-        stored = "no example failed" if retry_only else f"all {plan.cells.num_rows:,} cells are stored"
+        every = f"all {plan.cells.num_rows:,} cells are stored" if task is None else f"{task} is stored"
+        stored = "no example failed" if retry_only else every
         return _said(store, plan, designs, f"{stored}, nothing to run")
     from runs import execute, prepare  # as above: only where there is something to compute
     from runs.kinds import kind_named

@@ -6,7 +6,7 @@ from runs.grid import RUNNABLE
 from runs.prereg import accept
 from runs.registry import ROOT, load
 from scripts._cli import run, settings
-from scripts._grid import compute
+from scripts._grid import calibrate, compute
 from scripts.judge import parser, show
 
 
@@ -16,7 +16,9 @@ def main(argv: list[str] | None = None) -> int:
     chosen, registry = settings(), load()
     claim = registry.claim(options.claim)
     accepted = accept(ROOT, claim.id, registry)  # nothing is computed under a design that is not the locked one
-    code = compute(chosen, registry, claim.grid, accepted.grids) if claim.grid in RUNNABLE else 0
+    code = 0
+    if claim.grid in RUNNABLE:
+        code = max(calibrate(chosen, registry, claim), compute(chosen, registry, claim.grid, accepted.grids))
     show(claim.id, chosen, options.json)
     return code
 
