@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis import classes, complete
 from analysis import frame as frames
+from analysis.complete import Request
 from analysis.estimands import Measured
 from analysis.intervals import Interval
 from analysis.text import shown
@@ -24,7 +26,6 @@ from runs.store import Store
 
 OUT = "analysis/out"
 DIGITS = 10  # significant ones in the JSON: sums in another order differ after the 13th
-Request = Mapping[str, str | int | None]
 REGISTERED: Request = {"model": None, "data": None, "ctx": None, "args": None}
 
 
@@ -75,14 +76,16 @@ def judge(
     rows = None if plan is None else frames.whole(where, plan, accepted.grids)
     known = rows if plan is None or rows is None else frames.calibrated(rows, plan, claim, where, registry, root)
     strata, beside = _measured(claim, rules, known, registry.grids[claim.grid].kind)
-    tally = _tally(_registered(registry, claim, profile, request, plan), plan, rows, bool(request.get("args")))
-    verdict = decide(claim, rules, strata, tally, _obstacles(registry, claim, profile, request, plan))
+    tally = complete.tally(registry.grids[claim.grid], profile, request, plan, rows)
+    decided = decide(claim, rules, strata, tally, complete.obstacles(registry, claim, profile, request, plan))
+    more = classes.uncounted(claim, rows, strata) if rows is not None and strata else {}
+    verdict = replace(decided, reasons=tuple(classes.told(decided.reasons, strata, more, _unit(claim))))
     kill = kill_level(rules, strata)
     versions = frames.code_versions(where, plan) if plan else 0
     result = _head(claim, profile, request, plan, verdict, versions) | {
         "design": accepted.design,
         "judging": accepted.judging,
-        "strata": [_stratum(claim, rules, stratum, kill) for stratum in strata],
+        "strata": [_stratum(claim, rules, stratum, kill) | _more(more, stratum) for stratum in strata],
         "missing": tally.missing,
         "failed": tally.failed,
         "rows": tally.planned - tally.missing,
@@ -113,51 +116,6 @@ def _measured(
     return found.strata, found.beside
 
 
-def _tally(registered: int, plan: Plan | None, rows: pd.DataFrame | None, other: bool) -> Tally:
-    """How complete the rows are; what the registered design has and the stored plan has not is missing too.
-
-    other: the plan is of another design, as large as it says.
-    """
-    if plan is None or rows is None:
-        return Tally(registered, registered, 0)
-    planned = plan.cells.num_rows if other else max(plan.cells.num_rows, registered)
-    return Tally(planned, planned - len(rows), int((rows["status"] != "ok").sum()))
-
-
-def _registered(registry: Registry, claim: Claim, profile: str, request: Request, plan: Plan | None) -> int:
-    """Cells of the registered design under a request, but those that do not exist by nature, as the plan counts them.
-
-    MODEL= is one model in place of all of them.
-    """
-    known = registry.grids[claim.grid].profiles.get(profile)
-    if known is None:
-        return 0
-    absent = plan.header.get("absent", {}).get("registered", 0) if plan else 0
-    return known.cells // (known.sizes.get("models", 1) if request.get("model") else 1) - absent
-
-
-def _obstacles(registry: Registry, claim: Claim, profile: str, request: Request, plan: Plan | None) -> list[str]:
-    """What forbids a verdict whatever the rows say."""
-    found = []
-    registered = _registered(registry, claim, profile, request, plan)
-    if not registered:
-        found.append(f"grid {claim.grid} has no registered cells under profile {profile}")
-    if not claim.judging:
-        found.append(f"its estimand ({claim.estimand}) is not part of this version")
-    if plan and not request.get("args") and plan.cells.num_rows < registered:
-        lack = registered - plan.cells.num_rows
-        found.append(f"the stored plan lacks {lack:,} of the {registered:,} registered cells")
-    if plan and not plan.header["model"].get("trained", True):
-        found.append("a model with random weights is never evidence")
-    if plan and plan.header.get("synthetic"):
-        found.append("synthetic rows are never evidence")
-    if profile == "smoke":
-        found.append("the smoke profile is never evidence")
-    if request.get("args"):
-        found.append(f"ARGS={request['args']} is not the registered design")
-    return found
-
-
 def _head(
     claim: Claim, profile: str, request: Request, plan: Plan | None, verdict: Verdict, versions: int
 ) -> dict[str, Any]:
@@ -175,7 +133,7 @@ def _head(
         "request": dict(request),
         "reasons": verdict.reasons,
         "cluster": claim.cluster,
-        "unit": claim.params.get("unit", "cells"),
+        "unit": _unit(claim),
         "words": {**claim.measures, **claim.beside},
         "paper": claim.paper_text,
         "rules": {
@@ -183,6 +141,15 @@ def _head(
             "killed_if": " or ".join(map(str, claim.killed_if)),
         },
     }
+
+
+def _unit(claim: Claim) -> str:
+    return str(claim.params.get("unit", "cells"))
+
+
+def _more(more: Mapping[str, Mapping[str, int]], stratum: Stratum) -> dict[str, Any]:
+    """The stratum's key `one_class`, where there are such answers."""
+    return {"one_class": more[stratum.name]} if stratum.name in more else {}
 
 
 def _stratum(claim: Claim, rules: Rules, stratum: Stratum, kill: float) -> dict[str, Any]:

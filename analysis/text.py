@@ -59,20 +59,25 @@ def number(value: float | None) -> str:
 def _strata(result: Mapping[str, Any]) -> list[str]:
     if not result["strata"]:
         return []
-    levels = [f"{100 * result[level]:.4g} % interval" for level in ("level", "kill_level")]
-    lines = ["", f"{'estimate':>28}   {levels[0]:18}   {levels[1]:18}   the paper"]
+    same = result["level"] == result["kill_level"]  # of a single stratum: one column then
+    columns = [("level", "low", "high"), *([] if same else [("kill_level", "kill_low", "kill_high")])]
+    heads = "".join(f"   {f'{100 * result[level]:.4g} % interval':18}" for level, *_ in columns)
+    lines = ["", f"{'estimate':>28}{heads}   the paper"]
     for stratum in result["strata"]:
         sizes = f"{stratum['n']:,} {result['unit']}, {stratum['clusters']} {result['cluster']}s"
         sizes += "".join(f", {count} {name}" for name, count in stratum["classes"].items())
+        more = ", ".join(f"{count} {name}" for name, count in stratum.get("one_class", {}).items())
+        sizes += f"; not counted, in cells without the other class: {more}" if more else ""
         lines += _wrapped(f"  {stratum['name']}   ", sizes)
         for name, of in stratum["measures"].items():
-            bounds = [
-                f"{number(of[low])} to {number(of[high])}" for low, high in (("low", "high"), ("kill_low", "kill_high"))
-            ]
+            bounds = "".join(f"   {_interval(of[low], of[high]):18}" for _, low, high in columns)
             paper = number(stratum["paper"]) if isinstance(stratum["paper"], float) else ""
-            row = f"    {name.replace('_', ' '):14} {number(of['estimate']):>9}   {bounds[0]:18}   {bounds[1]:18}   {paper}"
-            lines.append(row)
+            lines.append(f"    {name.replace('_', ' '):14} {number(of['estimate']):>9}{bounds}   {paper}")
     return lines
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "undefined" if low is None and high is None else f"{number(low)} to {number(high)}"
 
 
 def _rules(result: Mapping[str, Any]) -> list[str]:

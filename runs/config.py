@@ -1,7 +1,8 @@
 """One run's configuration as frozen dataclasses: what scripts.compose makes of configs/, checked field by field."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from runs.config_conversations import AssistantConfig, LocomoConfig
 from runs.config_tasks import TasksConfig
@@ -67,6 +68,11 @@ class PolicyConfig:
             require(getattr(self, field) >= 0, field, getattr(self, field), "at least 0")
         for field in ("certain_share", "floor"):
             require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "a share between 0 and 1")
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """All fields but the name, which changes no result: what a cell's id is made of."""
+        return {field: value for field, value in asdict(self).items() if field != "name"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The kinds of grid that can be computed: what planning and execution ask of each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
@@ -42,5 +42,4 @@ def kind_named(kind: str) -> Kind:
 
 def policy_of(config: PolicyConfig) -> Policy:
     """The policy of a configuration at budget 1.0; each cell and each arm sets its own."""
-    fields = {name: value for name, value in asdict(config).items() if name != "name"}
-    return Policy(**fields, budget=1.0)
+    return Policy(**config.numbers, budget=1.0)

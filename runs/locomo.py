@@ -15,12 +15,12 @@ from runs.longbench import check_limit
 from runs.models import load_tokenizer, shape
 
 INTRO = "Below is a conversation between two people over many days. Each session begins with its date.\n"
-# What is asked for is what LoCoMo's own evaluation asks for: a short phrase in the conversation's words, a date where
-# the question is about time, and for adversarial questions the way out. The wording is ours.
-SHORT = "Answer with a short phrase, in words of the conversation where possible."
-HOW = dict.fromkeys(CATEGORIES.values(), SHORT) | {
-    "temporal": "Answer with a short phrase: an approximate date, worked out from the dates of the conversation.",
-    "adversarial": "Answer with a short phrase, or with: Not mentioned in the conversation.",
+# What LoCoMo's own evaluation asks for, in our words: a short phrase, a date where the question is about time, and for
+# adversarial questions a way out.
+ASK = "That was the whole conversation. Now answer a question about it, in a few words.\nQuestion: "
+HINTS = {
+    "temporal": " Use the dates of the conversation to give an approximate date.",
+    "adversarial": " If the conversation does not say, answer: Not mentioned in the conversation.",
 }
 MAX_NEW_TOKENS = 32
 
@@ -44,7 +44,9 @@ def conversation(
     Raises UserError where the last message alone has no room.
     """
     prompt = prompt_of(tokenizer)
-    every = {asked: prompt.request(f"{asked.question} {HOW[asked.category]}") for asked in dialogue.questions}
+    every = {
+        asked: prompt.request(f"{ASK}{asked.question}{HINTS.get(asked.category, '')}") for asked in dialogue.questions
+    }
     head, lines = prompt.context(INTRO), [_ids(tokenizer, line.text) for line in dialogue.lines]
     room = limit - len(head) - max(map(len, every.values())) - MAX_NEW_TOKENS
     turns = [turn for session in dialogue.sessions for turn in _cut(session, lines, room)]

@@ -1,7 +1,6 @@
 """The replay as a kind of grid: its documents, their cells, and the rows of one document."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -60,7 +59,7 @@ def cells(part: Part, documents: Sequence[Document]) -> Rows:
         "model": part.source.digest,
         "dtype": "float32",
         "ctx_tokens": replay.ctx_tokens,
-        "policies": [{k: v for k, v in asdict(policy).items() if k != "name"} for policy in part.config.policies],
+        "policies": [policy.numbers for policy in part.config.policies],
         "seed": replay.seed,
         "delta": replay.delta,
         "kappa": replay.kappa,

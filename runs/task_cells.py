@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -108,7 +107,7 @@ def _cells(part: Part, example: Example) -> Iterable[dict[str, Any]]:
         "model": part.source.digest,
         "dtype": grid.dtype,
         "ctx_tokens": example.ctx_tokens,
-        "policies": [{k: v for k, v in asdict(policy).items() if k != "name"} for policy in policies],
+        "policies": [policy.numbers for policy in policies],
         "seed": grid.seed,
         "delta": grid.delta,
         "document": example.document,

@@ -134,7 +134,7 @@ def test_all_failed_has_a_text_and_a_verdict(tmp_path) -> None:
     planted.fill(root, made, planted_tasks.world(made), failing={f"facts {k}" for k in range(3)})
     for claim in CLAIMS:
         found = judged(claim, root=root, rules=RULES)
-        assert found.result["verdict"] == "NOT_EVALUATED" and "no rows" in text.render(found.result)
+        assert found.result["verdict"] == "NOT_EVALUATED" and "counts" in text.render(found.result)
         assert len(figures.draw(claim, found.frame, found.result, tmp_path)) == 2
 
 

@@ -1,14 +1,12 @@
 """Extension 4: several models by MODELS=, each a stratum; random weights, copies and untested types never enter."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from checkout import checkout, command
 from safetensors.torch import load_file, save_file
 from tiny_folder import tiny_folder
 
@@ -102,36 +100,26 @@ def test_what_is_admitted(folders: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project, its design frozen as it is now."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for folder in ("cert", "runs", "analysis", "scripts", "prereg", "configs", "paper"):
-        ignored = shutil.ignore_patterns("store", "out", "__pycache__")
-        shutil.copytree(Path(__file__).parents[2] / folder, copy / folder, ignore=ignored)
-    (copy / "prereg/LOCK").unlink()
-    done = command(copy, "freeze")
+    made = checkout(tmp_path_factory.mktemp("checkout"))
+    (made / "prereg/LOCK").unlink()
+    done = command(made, "freeze")
     assert done.returncode == 0, done.stderr
-    return copy
-
-
-def command(folder: Path, module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"scripts.{module}", *arguments],
-        cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    return made
 
 
 SMALL = "replay.documents=3 replay.ctx_tokens=96 replay.layers=2 replay.heads=2 replay.steps=2"
 
 
 def test_three_models_are_three_strata_and_nine_are_missing(
-    checkout: Path, folders: dict[str, Path], tmp_path: Path
+    copy: Path, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     """Each model its own coverage, the three budgets together; without twelve models there is no verdict."""
     names = ("llama", "qwen3", "phi")
     models = " ".join(f"'{folders[name]}'" for name in names)
     given = {"MODELS": models, "STORE": str(tmp_path), "ARGS": SMALL, "PROFILE": "laptop"}
-    done = command(checkout, "claim", "extension-4", "--json", **given)
+    done = command(copy, "claim", "extension-4", "--json", **given)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     present = [stratum for stratum in result["strata"] if stratum["n"]]
@@ -140,17 +128,17 @@ def test_three_models_are_three_strata_and_nine_are_missing(
     absent = [s["name"] for s in result["strata"] if not s["n"]]
     assert absent == [f"architecture {i} of 12" for i in range(4, 13)]
     assert result["verdict"] == "NOT_EVALUATED" and "MODELS=" in result["population_notes"][0]
-    again = command(checkout, "claim", "extension-4", **given)
+    again = command(copy, "claim", "extension-4", **given)
     assert "nothing to run" in again.stderr
     assert "all 216 cells" in again.stderr and "architecture 12 of 12: no rows" in again.stdout
 
 
-def test_in_the_registered_design_eleven_models_are_missing(checkout: Path, tmp_path: Path) -> None:
+def test_in_the_registered_design_eleven_models_are_missing(copy: Path, tmp_path: Path) -> None:
     """Judged without a plan, as after the default laptop run: cells and strata that are lacking are counted."""
-    done = command(checkout, "judge", "extension-4", "--json", PROFILE="laptop")
+    done = command(copy, "judge", "extension-4", "--json", PROFILE="laptop")
     result = json.loads(done.stdout)
     assert result["verdict"] == "NOT_EVALUATED" and result["missing"] == 145_152
-    smoke = command(checkout, "claim", "extension-4", "--json", PROFILE="smoke", STORE=str(tmp_path))
+    smoke = command(copy, "claim", "extension-4", "--json", PROFILE="smoke", STORE=str(tmp_path))
     assert smoke.returncode == 0, smoke.stderr
     result = json.loads(smoke.stdout)
     assert result["rows"] == 96 and "a model with random weights is never evidence" in result["reasons"]
@@ -159,9 +147,9 @@ def test_in_the_registered_design_eleven_models_are_missing(checkout: Path, tmp_
 
 @pytest.mark.parametrize(("model", "says"), [("tiny", "never evidence"), ("fresh", "never evidence")])
 def test_random_weights_do_not_enter(
-    checkout: Path, folders: dict[str, Path], tmp_path: Path, model: str, says: str
+    copy: Path, folders: dict[str, Path], tmp_path: Path, model: str, says: str
 ) -> None:
     models = f"'{folders['llama']}' '{folders.get(model, model)}'"
-    done = command(checkout, "claim", "extension-4", MODELS=models, STORE=str(tmp_path), ARGS=SMALL)
+    done = command(copy, "claim", "extension-4", MODELS=models, STORE=str(tmp_path), ARGS=SMALL, PROFILE="laptop")
     assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.rglob("*.parquet"))

@@ -10,35 +10,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from checkout import Done, checkout
+from checkout import command as typed
 from tiny_folder import tiny_folder
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
-    """A copy of the project for the commands to run in: what they write is not the user's."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for folder in ("cert", "runs", "analysis", "scripts", "prereg", "configs", "paper"):
-        ignored = shutil.ignore_patterns("store", "out", "__pycache__")
-        shutil.copytree(Path(__file__).parents[2] / folder, copy / folder, ignore=ignored)
-    return copy
+def copy(tmp_path_factory) -> Path:
+    return checkout(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.fixture(scope="module")
-def command(checkout: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def command(copy: Path) -> Callable[..., Done]:
     """command("claim", "claim-1", MODEL=...) is python -m scripts.claim claim-1 with the user's variables."""
-    return partial(_command, checkout)
-
-
-def _command(folder: Path, module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"scripts.{module}", *arguments],
-        cwd=folder,
-        env=os.environ | {"PROFILE": "smoke"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return partial(typed, copy)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +36,7 @@ def store(tmp_path_factory, command) -> str:
     return where
 
 
-def test_the_smoke_profile_runs_and_is_never_evidence(store: str, command, checkout) -> None:
+def test_the_smoke_profile_runs_and_is_never_evidence(store: str, command, copy) -> None:
     done = command("judge", "claim-1", STORE=store)
     assert done.returncode == 0 and "NOT_EVALUATED on smoke: tiny random Llama" in done.stdout
     assert "the smoke profile is never evidence" in done.stdout
@@ -59,7 +44,7 @@ def test_the_smoke_profile_runs_and_is_never_evidence(store: str, command, check
     assert result["verdict"] == "NOT_EVALUATED" and (result["rows"], result["missing"], result["failed"]) == (96, 0, 0)
     assert [s["name"] for s in result["strata"]] == ["budget 12.5 %", "budget 25 %", "budget 50 %"]
     assert all(s["n"] == 32 and s["clusters"] == 4 for s in result["strata"])
-    assert json.loads((checkout / "analysis/out/claim-1.json").read_text()) == result
+    assert json.loads((copy / "analysis/out/claim-1.json").read_text()) == result
 
 
 @pytest.mark.parametrize("claim", ["claim-2", "extension-6"])
@@ -76,7 +61,7 @@ def test_claims_without_a_runner_say_what_is_missing(store: str, claim: str, com
     assert result["missing"] > 0 and result["rows"] == 0 and result["reasons"]
 
 
-def test_a_finished_claim_is_judged_without_torch(store: str, checkout) -> None:
+def test_a_finished_claim_is_judged_without_torch(store: str, copy) -> None:
     """With torch and transformers absent, both the second run and the judge still work."""
     code = (
         "import sys\n"
@@ -86,12 +71,12 @@ def test_a_finished_claim_is_judged_without_torch(store: str, checkout) -> None:
     )
     environment = os.environ | {"PROFILE": "smoke", "STORE": store}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_another_model_makes_other_rows_and_is_named(store: str, tmp_path: Path, command, checkout) -> None:
+def test_another_model_makes_other_rows_and_is_named(store: str, tmp_path: Path, command, copy) -> None:
     folder = tiny_folder(tmp_path / "small model; touch pwned")
     done = command("claim", "claim-1", "--json", STORE=store, MODEL=str(folder), ARGS="replay.documents=2")
     assert done.returncode == 0, done.stderr
@@ -99,7 +84,7 @@ def test_another_model_makes_other_rows_and_is_named(store: str, tmp_path: Path,
     assert result["population"].startswith("small model; touch pwned")
     assert result["population_notes"] and result["verdict"] == "NOT_EVALUATED"
     assert json.loads(command("judge", "claim-1", "--json", STORE=store).stdout)["rows"] == 96  # the first is untouched
-    assert not (checkout / "pwned").exists()
+    assert not (copy / "pwned").exists()
 
 
 def test_data_gives_longbench_documents(store: str, tmp_path: Path, command) -> None:
@@ -152,13 +137,13 @@ BAD = [
     ids=[f"{module}-{next(iter(given.values()))[:40]}" for module, given, _ in BAD],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
-    tmp_path: Path, module: str, variables: dict, says: str, command, checkout
+    tmp_path: Path, module: str, variables: dict, says: str, command, copy
 ) -> None:
     done = command(module, "claim-1", STORE=str(tmp_path / "store"), **variables)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert says in done.stderr
-    assert not (tmp_path / "store").exists() and not (checkout / "pwned").exists()
+    assert not (tmp_path / "store").exists() and not (copy / "pwned").exists()
 
 
 def test_a_model_whose_files_lack_weights_is_refused(tmp_path: Path, command) -> None:
@@ -188,9 +173,9 @@ def test_unknown_claims_are_refused(claim: str, command) -> None:
 
 
 def test_a_corrupt_unit_is_named(store: str, tmp_path: Path, command) -> None:
-    copy = shutil.copytree(store, tmp_path / "store")
-    for unit in (copy / "units").glob("*.parquet"):
+    broken = shutil.copytree(store, tmp_path / "store")
+    for unit in (broken / "units").glob("*.parquet"):
         unit.write_bytes(unit.read_bytes()[:100])
     for module in ("judge", "claim"):
-        done = command(module, "claim-1", STORE=str(copy))
+        done = command(module, "claim-1", STORE=str(broken))
         assert done.returncode == 2 and ".parquet" in done.stderr and done.stderr.count("\n") == 1

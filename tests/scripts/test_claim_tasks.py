@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from checkout import Done, checkout
+from checkout import command as typed
 from conftest import ROOT
 
 from runs.digests import grid_digest
@@ -22,32 +23,16 @@ from scripts import manifest, retry_failed
 from scripts._cli import Settings, settings
 from scripts._grid import configs, stored_plan
 
-Done = subprocess.CompletedProcess[str]
 DEVELOPMENT = "tasks.seed=1000 tasks.text_seed=1000 tasks.documents=5 tasks.arms=[full,'poisson agnostic 0.25']"
 
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory) -> Callable[..., Done]:
     """command("claim", "claim-3", ...) is python -m scripts.claim claim-3, in a copy of the project that is frozen."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for folder in ("cert", "runs", "analysis", "scripts", "prereg", "configs", "paper"):
-        ignored = shutil.ignore_patterns("store", "out", "published", "__pycache__")
-        shutil.copytree(Path(__file__).parents[2] / folder, copy / folder, ignore=ignored)
-    done = _command(copy, "freeze", STORE=str(copy / "none"))
+    copy = checkout(tmp_path_factory.mktemp("checkout"))
+    done = typed(copy, "freeze", STORE=str(copy / "none"))
     assert done.returncode == 0, done.stderr
-    return partial(_command, copy)
-
-
-def _command(folder: Path, module: str, *arguments: str, **variables: str) -> Done:
-    return subprocess.run(
-        [sys.executable, "-m", f"scripts.{module}", *arguments],
-        cwd=folder,
-        env=os.environ | {"PROFILE": "smoke"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return partial(typed, copy)
 
 
 @pytest.fixture(scope="module")

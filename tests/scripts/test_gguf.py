@@ -1,14 +1,11 @@
 """GGUF files of other families than the laptop model's: loaded by path, exact, and taken through claim-1."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from checkout import checkout, command
 from tiny_folder import SMALL
 from tiny_gguf import write_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -17,7 +14,6 @@ from cert.hf import certified
 from cert.policy import Policy
 from runs import models, sources
 
-ROOT = Path(__file__).parents[2]
 QWEN2 = {**SMALL, "vocab_size": 257, "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
 # As Gemma 3 1B: five sliding layers to a full one, head_dim 256 in one KV head, whatever the hidden size.
 GEMMA3 = {**SMALL, "vocab_size": 280, "num_hidden_layers": 12, "head_dim": 256, "num_key_value_heads": 1,
@@ -61,27 +57,7 @@ def test_claim_1_runs_on_it(made: tuple[PreTrainedModel, str, Path], tmp_path: P
         "STORE": str(tmp_path),
         "KVCERT_CACHE": str(tmp_path / "cache"),
     }
-    for folder in (
-        "cert",
-        "runs",
-        "analysis",
-        "scripts",
-        "prereg",
-        "configs",
-        "paper",
-    ):  # what it writes is not the user's
-        ignored = shutil.ignore_patterns("store", "out", "__pycache__")
-        shutil.copytree(ROOT / folder, tmp_path / "copy" / folder, ignore=ignored)
-    command = [sys.executable, "-m", "scripts.claim", "claim-1", "--json"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path / "copy",
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = command(checkout(tmp_path / "copy"), "claim", "claim-1", "--json", **variables)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["rows"], result["missing"], result["failed"]) == (96, 0, 0)
