@@ -17,7 +17,7 @@ import yaml
 from analysis.computed import grids
 from analysis.study import NOT_EVALUATED, Study, numbers
 from analysis.tables_study import rows_of, tables
-from analysis.text import sentence, short
+from analysis.text import sentence, short, three
 from runs.lock import read_lock
 from runs.provenance import git_state
 
@@ -70,7 +70,7 @@ def tabular(rows: pd.DataFrame, lacks: list[str], marks: list[str]) -> str:
     spec = "".join(_columns(rows))
     lines = [rf"\begin{{{kind}}}{{@{{}}{spec}@{{}}}}", r"\toprule", _line(rows.columns), r"\midrule"]
     lines += [r"\endhead"] if kind == "longtable" else []
-    lines += [_line(_shown(value) for value in row) for row in rows.itertuples(index=False)]
+    lines += [_line(three(value) for value in row) for row in rows.itertuples(index=False)]
     lines += [r"\bottomrule", rf"\end{{{kind}}}"]
     lines += [rf"\par\smallskip {{\footnotesize {escaped('; '.join([*marks, *lacks]))}}}"] if marks or lacks else []
     return "\n".join(lines) + "\n"
@@ -78,7 +78,7 @@ def tabular(rows: pd.DataFrame, lacks: list[str], marks: list[str]) -> str:
 
 def _columns(rows: pd.DataFrame) -> Iterator[str]:
     numeric = {name: pd.api.types.is_numeric_dtype(rows[name]) for name in rows}
-    longest = {name: max(map(len, rows[name].astype(str))) for name in rows}
+    longest = {name: max(len(three(value)) for value in rows[name]) for name in rows}
     broken = {name: length for name, length in longest.items() if length > WIDE and not numeric[name]}
     room = max(0.9 - 0.1 * (len(rows.columns) - len(broken)), 0.3)  # of the line; what is not broken takes a tenth each
     for name in rows:
@@ -91,12 +91,6 @@ def _columns(rows: pd.DataFrame) -> Iterator[str]:
 
 def _line(values: Any) -> str:
     return " & ".join(escaped(str(value)) for value in values) + r" \\"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return "undefined" if np.isnan(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int | np.integer) else str(value)
 
 
 # ---------------------------------------------------------------- numbers
@@ -130,7 +124,7 @@ def of_study(study: Study) -> dict[str, str]:
     found["study.commit"] = f"{git['revision'] or 'no commit'}{' with changes' if git['dirty'] else ''}"
     found |= {"study.lock": str(lock.version), "study.lock-date": lock.date} if lock else {}
     for row in grids(study).to_dict("records"):
-        found |= {f"grid.{row['grid']}.{slug(str(key))}": _shown(value) for key, value in row.items() if key != "grid"}
+        found |= {f"grid.{row['grid']}.{slug(str(key))}": three(value) for key, value in row.items() if key != "grid"}
     return found
 
 

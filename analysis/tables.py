@@ -6,7 +6,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from analysis.text import sentence
+from analysis.text import sentence, three
 from runs.errors import UserError
 from runs.registry import Registry
 
@@ -42,7 +42,7 @@ def verdicts(registry: Registry, folder: Path) -> str:
         result = read(folder, claim.id)
         outcome, _, rest = (sentence(result) if result else "NOT_EVALUATED not run yet").partition(" ")
         try:
-            numbers = "<br>".join(_estimates(result)) if result else "-"
+            numbers = "<br>".join(estimates(result)) if result else "-"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             where = folder / f"{claim.id}.json"
             raise UserError(f"{where}: strata of another form ({error!r}); expected what judging writes") from None
@@ -50,23 +50,21 @@ def verdicts(registry: Registry, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _estimates(result: Mapping[str, Any]) -> list[str]:
+def estimates(result: Mapping[str, Any]) -> list[str]:
     """One line a stratum that has rows, and how many have none; a model the verdict has named is not named again."""
     models = (result["population"] or "").split(";")[0]
     lines = []
     for stratum in result["strata"]:
-        measures = [
-            f"{name.replace('_', ' ')} {_three(of['estimate'])} [{_three(of['low'])}, {_three(of['high'])}]"
-            for name, of in stratum["measures"].items()
-        ]
+        measures = [f"{name.replace('_', ' ')} {_interval(of)}" for name, of in stratum["measures"].items()]
         if measures:
             lines.append(f"{stratum['name'].removeprefix(f'{models}, ')}: {', '.join(measures)}")
     empty = len(result["strata"]) - len(lines)
     return [*lines, f"without rows: {empty} of {len(result['strata'])} strata"] if empty else lines
 
 
-def _three(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}"
+def _interval(of: Mapping[str, Any]) -> str:
+    middle, low, high = (three(None if of[end] is None else float(of[end])) for end in ("estimate", "low", "high"))
+    return f"{middle} [{low}, {high}]"
 
 
 def replaced(text: str, table: str) -> str:

@@ -1,7 +1,9 @@
 """A verdict as plain text, at most 100 columns: what `make claim-N` prints."""
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,14 @@ def shown(path: Path, root: Path = ROOT) -> str:
 def number(value: float | None) -> str:
     """Four decimals; a value that is not defined is named so."""
     return "undefined" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+
+
+def three(value: Any) -> str:
+    """A value of a table: three decimals, thousands with a comma; what is undefined is named so."""
+    if value is None or isinstance(value, float):
+        undefined = value is None or math.isnan(value)
+        return "undefined" if undefined else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, Integral) else str(value)
 
 
 def _strata(result: Mapping[str, Any]) -> list[str]:
@@ -119,8 +129,8 @@ def _cell(value: Any) -> str:
     """A number, or an estimate with its 95 % interval."""
     if not isinstance(value, Mapping):
         return number(value)
-    three = ["undefined" if value[end] is None else f"{value[end]:.3f}" for end in ("estimate", "low", "high")]
-    return three[0] if value["low"] is None else f"{three[0]} [{three[1]}, {three[2]}]"
+    middle, low, high = (three(value[end]) for end in ("estimate", "low", "high"))
+    return middle if value["low"] is None else f"{middle} [{low}, {high}]"
 
 
 def short(names: list[str]) -> list[str]:
