@@ -12,6 +12,7 @@
 ##   make retry-failed   the failed examples once more: of all stored plans, or of those of PROFILE=, MODEL=, ...
 ##   make explain        where one row comes from: make explain CELL=id
 ##   make gc             remove rows of designs that are no longer registered
+##   make report         one HTML page of everything, analysis/out/report.html, which needs no network
 ##   make readme         write README's verdict table from analysis/published
 ##   make verify         check prereg/ against its LOCK
 ##   make freeze         write a new LOCK, while no registered rows exist
@@ -45,7 +46,7 @@ CLAIMS := $(foreach n,1 2 3 4 5 6 7,claim-$n)
 EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
-COMMANDS := claims status plan explain gc readme verify freeze figures paper
+COMMANDS := claims status plan explain gc readme verify freeze figures paper report
 .PHONY: judge-all help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.

@@ -1,12 +1,14 @@
 """What the rows of a study come from: the plans it was judged by, the code and machines that computed them, the hours."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.study import Study
 from runs.cells import Plan
+from runs.provenance import git_state
 from runs.store import Store
 
 PACKAGES = ("torch", "transformers")
@@ -16,7 +18,8 @@ MACHINE = {"cpus": "CPUs:", "threads": "threads of a process:"}
 def grids(study: Study) -> pd.DataFrame:
     """Of each grid that has a plan: its population, cells, documents, and what computed its units; hours of one process.
 
-    Columns: grid, claims, population, design, cells, stored, failed, documents, hours, device, machine, code, packages.
+    Columns: grid, claims, population, model digests, design, cells, stored, failed, documents, hours, device, machine, code,
+    packages.
     """
     store, found = Store(study.store), []
     for grid in study.registry.grids:
@@ -26,11 +29,26 @@ def grids(study: Study) -> pd.DataFrame:
             counts = store.counts(plan)
             found.append(
                 {"grid": grid, "claims": ", ".join(claims), "population": plan.header["population"]}
-                | {"design": plan.design[:12], "cells": plan.cells.num_rows, "stored": counts["done"]}
+                | {
+                    "model digests": _digests(plan.header["model"]["digest"]),
+                    "design": plan.design[:12],
+                    "cells": plan.cells.num_rows,
+                    "stored": counts["done"],
+                }
                 | {"failed": counts["failed"], "documents": plan.header["documents"]["n"]}
                 | _computing(store, plan)
             )
     return pd.DataFrame(found)
+
+
+def git_revision(root: Path) -> str:
+    """The commit of the code at hand, and whether it is changed."""
+    return _revision(git_state(root)) or "no commit"
+
+
+def _digests(digest: str | Sequence[str]) -> str:
+    """Those of the models of a plan, which are of one or of several."""
+    return ", ".join(each[:12] for each in ([digest] if isinstance(digest, str) else digest))
 
 
 def _computing(store: Store, plan: Plan) -> dict[str, Any]:

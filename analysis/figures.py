@@ -16,7 +16,7 @@ import pandas as pd
 from analysis import figures_replay, figures_scores, figures_tasks
 from analysis.figures_tasks import MARK, Result, nothing
 from analysis.frame import write
-from analysis.study import Picture, Study, numbers
+from analysis.study import SYNTHETIC, Picture, Study, numbers
 from analysis.text import sentence
 from runs.registry import ROOT, Registry
 
@@ -93,7 +93,7 @@ def drawn(study: Study, picture: Picture, points: pd.DataFrame, kinds: Sequence[
         if marks := study.marks(picture.claims):
             figure.suptitle("; ".join(marks), x=0.01, ha="left", color=MARK)
 
-    return rendered(paint, kinds, "synthetic rows" in study.marks(picture.claims))
+    return rendered(paint, kinds, SYNTHETIC in study.marks(picture.claims))
 
 
 def rendered(paint: Callable[["Figure"], None], kinds: Sequence[str], synthetic: bool) -> list[bytes]:
@@ -113,7 +113,7 @@ def rendered(paint: Callable[["Figure"], None], kinds: Sequence[str], synthetic:
                 "alpha": 0.25,
                 "zorder": 10,
             }
-            figure.text(0.5, 0.5, "synthetic rows", fontsize=24, **mark)
+            figure.text(0.5, 0.5, SYNTHETIC, fontsize=24, **mark)
         return [_image(figure, kind) for kind in kinds]
 
 

@@ -14,12 +14,11 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.computed import grids
-from analysis.study import NOT_EVALUATED, Study, numbers
+from analysis.computed import git_revision, grids
+from analysis.study import NOT_EVALUATED, SYNTHETIC, Study, numbers
 from analysis.tables_study import rows_of, tables
 from analysis.text import sentence, short, three
 from runs.lock import read_lock
-from runs.provenance import git_state
 
 SPECIAL = {char: rf"\{char}" for char in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
@@ -118,10 +117,10 @@ def of_claim(result: Mapping[str, Any], claim_id: str) -> dict[str, str]:
 
 def of_study(study: Study) -> dict[str, str]:
     """What the text may say of the whole: commit, LOCK, profile, and what computed each grid."""
-    lock, git = read_lock(study.root), git_state(study.root)
+    lock = read_lock(study.root)
     found = {"study.profile": study.profile, "study.marks": "; ".join(study.marks(tuple(study.judged)))}
-    found["study.synthetic"] = "synthetic rows" if study.synthetic else ""
-    found["study.commit"] = f"{git['revision'] or 'no commit'}{' with changes' if git['dirty'] else ''}"
+    found["study.synthetic"] = SYNTHETIC if study.synthetic else ""
+    found["study.commit"] = git_revision(study.root)
     found |= {"study.lock": str(lock.version), "study.lock-date": lock.date} if lock else {}
     for row in grids(study).to_dict("records"):
         found |= {f"grid.{row['grid']}.{slug(str(key))}": three(value) for key, value in row.items() if key != "grid"}

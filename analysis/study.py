@@ -17,7 +17,7 @@ from runs.registry import ROOT, Claim, Registry, Rules, load
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NOT_EVALUATED = "not evaluated"
+NOT_EVALUATED, SYNTHETIC = "not evaluated", "synthetic rows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Study:
     def marks(self, claims: Sequence[str]) -> list[str]:
         """What must stand on everything made from the rows of these claims: made-up rows, cells missing or failed."""
         results = [self.result(claim_id) for claim_id in claims]
-        said = ["synthetic rows"] if any(result["synthetic"] for result in results) else []
+        said = [SYNTHETIC] if any(result["synthetic"] for result in results) else []
         for result in results:
             lack = [key for key in ("missing", "failed") if result[key] and result["beside"]]
             said += [f"{result[key]:,} of {result['planned']:,} cells {key}" for key in lack]

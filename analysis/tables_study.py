@@ -62,12 +62,12 @@ def _estimates(claims: tuple[str, ...], what: str, study: Study) -> pd.DataFrame
     for claim_id in claims:
         every = numbers(study.result(claim_id))
         own = every[every["name"].str.contains(what) & every["low"].notna()].drop(columns="of")
-        found.append(own.assign(claim=claim_id, name=own["name"].map(_spoken)))
+        found.append(own.assign(claim=claim_id, name=own["name"].map(spoken)))
     table = pd.concat(found)
     return table[["claim", *table.columns.drop("claim")]].reset_index(drop=True)
 
 
-def _spoken(path: str) -> str:
+def spoken(path: str) -> str:
     """A path without underscores, but where it goes on with a model's or a task's own name."""
     name, space, rest = path.partition(" ")
     return name.replace("_", " ") + space + rest

@@ -1,6 +1,5 @@
 """A verdict as plain text, at most 100 columns: what `make claim-N` prints."""
 
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
@@ -60,9 +59,10 @@ def number(value: float | None) -> str:
 
 def three(value: Any) -> str:
     """A value of a table: three decimals, thousands with a comma; what is undefined is named so."""
-    if value is None or isinstance(value, float):
-        undefined = value is None or math.isnan(value)
-        return "undefined" if undefined else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+    if value is None or value != value:  # NaN alone differs from itself
+        return "undefined"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
     return f"{value:,}" if isinstance(value, Integral) else str(value)
 
 

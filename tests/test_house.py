@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -58,7 +59,10 @@ DIALOGUES = ("assistant", "conversations", "config_conversations", "conversation
 CONVERSATIONS = {f"runs/{name}.py" for name in DIALOGUES}
 LINES_OF_CONVERSATIONS = 600
 # Likewise: what a reader is shown of the verdicts, figures, tables, the paper's numbers and the page; judging needs none.
-SHOWN = {f"analysis/{name}.py" for name in ("study", "computed", "latex", "roc", "scores", "tables", "tables_study")}
+SHOWN = {
+    f"analysis/{name}.py"
+    for name in ("study", "computed", "latex", "report", "roc", "scores", "tables", "tables_study")
+}
 SHOWN |= {str(path.relative_to(ROOT)) for path in (ROOT / "analysis").glob("figures*.py")}
 LINES_OF_SHOWN = 2000
 LINES_OF_FILE = 250
@@ -161,8 +165,13 @@ def test_ci_sets_up_checks_and_tests_and_stops_at_the_first_failure(tmp_path: Pa
     steps = ["setup", "check", "test"]
     rules = [f"{step}:\n\t@echo {step} $$CI; read line && echo stdin; test {step} != '{broken}'\n" for step in steps]
     (tmp_path / "Makefile").write_text("\n".join([".PHONY: setup check test", *rules]))
+    apt = tmp_path / "bin" / "apt-get"  # what is absent here is not installed by a test
+    apt.parent.mkdir()
+    apt.write_text("#!/bin/sh\n")
+    apt.chmod(0o755)
     command = ["bash", str(tmp_path / ".ci/run")]
-    done = subprocess.run(command, input="typed\n", capture_output=True, text=True, check=False)
+    path = os.environ | {"PATH": f"{apt.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, input="typed\n", capture_output=True, text=True, env=path, check=False)
     reached = steps[: steps.index(broken) + 1] if broken else steps
     assert done.stdout.splitlines() == [f"{step} true" for step in reached]
     assert (done.returncode != 0) == bool(broken)
