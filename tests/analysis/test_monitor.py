@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
-from math import log10
+from math import log10, sqrt
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import ROOT
 
 from analysis.monitor import STRICT, monitored
 from cert.eprocess import EProcess, weighted_sum
@@ -38,10 +39,11 @@ def conversations(rng, count, miss, questions=3, steps=5, strict=0.0, audit=0.5)
     return pd.DataFrame(rows)
 
 
-def test_the_bets_are_those_on_the_means_of_audited_conversations():
+@pytest.mark.parametrize("delta", [0.05, 0.1])
+def test_the_bets_are_those_on_the_means_of_audited_conversations(delta):
     frame = conversations(np.random.default_rng(1), 40, 0.2)
-    found = monitored(frame)
-    process, shares = EProcess(), {}
+    found = monitored(frame, delta)
+    process, shares = EProcess(delta), {}
     for record in frame[frame["audited"]].to_dict("records"):
         shares.setdefault(record["document"], []).extend(json.loads(record["miss_steps"]))
     for steps in shares.values():
@@ -118,6 +120,24 @@ def test_nothing_audited_is_no_number():
     assert found["miss"] is found["log10_alarm"] is found["log10_evidence"] is found["log10_trajectory"] is None
     assert found["betting"] == found["trajectories"] == [] and found["trajectory_alarms"] == 0
     json.dumps(found, allow_nan=False)
+
+
+def test_steps_of_one_draw_keep_the_level_as_units_and_would_break_it_as_factors():
+    """A third of the draws miss 15 % of every step, the others nothing: the mean is 5 %, the null."""
+    rng, reps, alarms, wrong = np.random.default_rng(6), 100, 0, 0
+    for _ in range(reps):
+        lists = [[0.15 * (rng.random() < 1 / 3)] * 200 for _ in range(8)]
+        alarms += monitored(pd.DataFrame([row(f"c{i}", x, x) for i, x in enumerate(lists)]))["log10_alarm"] > log10(20)
+        product = EProcess()
+        wrong += any(product.update(share) for steps in lists for share in steps)
+    assert alarms / reps <= 0.05 + 3.3 * sqrt(0.05 * 0.95 / reps) < wrong / reps
+
+
+def test_bets_are_offered_to_units_alone():
+    """Nothing multiplies the e-values of dependent steps: the monitor is the one that bets, on conversations."""
+    using = {path.name for floor in ("cert", "runs", "analysis", "scripts") for path in (ROOT / floor).rglob("*.py")
+             if "EProcess" in path.read_text()}  # fmt: skip
+    assert using == {"eprocess.py", "monitor.py"}
 
 
 def test_the_result_is_plain_json():

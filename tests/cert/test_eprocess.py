@@ -198,6 +198,24 @@ def test_weighted_sum_keeps_its_level_under_one_shared_coin(chance):
     assert any(alarms) == (chance < eta)  # sharp: just below the level it alarms with the coin
 
 
+DEPENDENT = {  # shares [steps] of one trajectory of marginal mean delta, from one uniform and a generator
+    "independent": lambda rng, u, delta, steps: (rng.random(steps) < delta).astype(float),
+    "one coin": lambda rng, u, delta, steps: np.full(steps, float(u < delta)),
+    "one step each": lambda rng, u, delta, steps: (np.floor(u / delta) == np.arange(steps)).astype(float),
+    "bursts": lambda rng, u, delta, steps: np.repeat(rng.random(steps // 10) < 2 * delta, 10) * 0.5,
+    "heads": lambda rng, u, delta, steps: np.full(steps, rng.beta(delta, 1 - delta)),
+}
+
+
+@pytest.mark.parametrize("kind", DEPENDENT)
+def test_weighted_sum_keeps_its_level_as_the_study_uses_it(kind):
+    """delta = 0.005 against eta = 0.05, a hundred steps: what analysis.monitor does."""
+    rng, reps, delta, eta = np.random.default_rng(16), 2000, 0.005, 0.05
+    shares = [DEPENDENT[kind](rng, u, delta, 100) for u in rng.random(reps)]
+    assert np.mean([weighted_sum(share, delta)[-1] >= 1 / eta for share in shares]) <= most(eta, reps)
+    assert abs(np.mean(shares) - delta) < 0.004  # the null is not empty
+
+
 def test_running_product_fails_under_one_shared_coin():
     """The form offered nowhere: betting over dependent steps of one trajectory as if they were units."""
     rng, reps = np.random.default_rng(7), 60
@@ -213,6 +231,7 @@ def test_weighted_sum_by_hand_and_its_reach():
     everything_missed = np.ones(10_000)
     assert weighted_sum(everything_missed, 0.05).max() < 20  # delta = eta can never alarm
     assert weighted_sum(everything_missed, 0.005)[0] >= 20  # delta = eta / 10 does at once
+    assert weighted_sum([0.15] * 3, 0.005)[-1] >= 20  # and with coverage 0.85 at the third step
 
 
 def test_weighted_sum_survives_audits_chosen_after_looking():
