@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from cert.errors import CertError
 
 BET_CAP = 0.5  # share of the largest admissible bet: one unit can at most halve an e-value
-GRID = 12  # equal mixture over lambda_0 / 2^j: tuned to variances up to 4^11 times the first event's
+GRID = 32  # equal mixture over lambda_0 / 2^j: later ranges may be 10^5 times the first event's, as in real attention
 
 R = TypeVar("R")
 
@@ -185,8 +185,14 @@ def freedman_pinelis(variance: ArrayLike, bound: ArrayLike, delta: float = 0.05)
     """
     _check_level("delta", delta)
     var, b = np.broadcast_arrays(np.asarray(variance, dtype=np.float64), np.asarray(bound, dtype=np.float64))
-    if var.ndim == 0 or not (np.isfinite(var) & np.isfinite(b) & (var >= 0) & (b >= 0) & ((b > 0) | (var == 0))).all():
-        raise CertError("variance and bound [t, ..] must be finite and >= 0, the bound > 0 where the variance is")
+    if (
+        not var.shape
+        or not len(var)
+        or not (np.isfinite(var) & np.isfinite(b) & (var >= 0) & (b >= 0) & ((b > 0) | (var == 0))).all()
+    ):
+        raise CertError(
+            "variance and bound [t, ..], t >= 1, must be finite and >= 0, the bound > 0 where the variance is"
+        )
     lam = _first_optimum(var, b, delta)[..., None] * 0.5 ** np.arange(GRID)
     with np.errstate(over="ignore"):  # a lambda far too large for a later range costs infinity and drops out
         moves = (var > 0)[..., None]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cert.streamed import Event
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -36,3 +38,14 @@ def least_prob(plans: Iterable[Plan], coins: Tensor, position: Tensor | None) ->
         at = at.to(found.device).expand(prob.shape)
         found.scatter_reduce_(-1, at.clamp(min=0), prob.masked_fill(at < 0, 0), "amax")
     return found if position is None else found.gather(-1, position.long().clamp(min=0))
+
+
+def events(plans: Plans, layer: int, head: int, row: int = 0) -> list[Event]:
+    """What the compressions decided for one KV head, in order, as cert.streamed.replayed_path takes it (poisson)."""
+    found = []
+    for length, decided in sorted(plans.items()):
+        plan = decided[layer]
+        position = torch.arange(length) if plan.position is None else plan.position[row, head].long()
+        here = position >= 0
+        found.append(Event(position[here].numpy(), plan.prob[row, head][here].numpy()))
+    return found
