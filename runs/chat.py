@@ -65,9 +65,10 @@ class Turns:
         text = f"{self.head if first else self.between}{user}{self.middle}{reply}"
         return (*(self.bos if first else ()), *self.tokenizer.encode(text, add_special_tokens=False))
 
-    def question(self, text: str) -> Ids:
-        """Token ids of a message after the last turn, up to where its answer begins."""
-        return tuple(self.tokenizer.encode(f"{self.between}{text}{self.tail}", add_special_tokens=False))
+    def question(self, text: str, begun: str = "") -> Ids:
+        """Token ids of a message after the last turn, up to where its answer begins, or `begun`, the first words of it."""
+        whole = f"{self.between}{text}{self.middle if begun else self.tail}{begun}"
+        return tuple(self.tokenizer.encode(whole, add_special_tokens=False))
 
 
 def turns_of(tokenizer: Tokenizer) -> Turns:
