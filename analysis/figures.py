@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis import figures_replay, figures_scores, figures_tasks
+from analysis import figures_gated, figures_replay, figures_scores, figures_tasks
 from analysis.figures_tasks import MARK, Result, nothing
 from analysis.frame import write
 from analysis.study import SYNTHETIC, Picture, Study, numbers
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 STYLE = ROOT / "paper" / "matplotlibrc"
 METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # no clock in a file
-DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {**figures_replay.DRAWN, **figures_tasks.DRAWN}
+DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {
+    **figures_replay.DRAWN,
+    **figures_tasks.DRAWN,
+    **figures_gated.DRAWN,
+}
 POINTS: dict[str, Callable[[Study], pd.DataFrame]] = {
     **figures_replay.POINTS
 }  # of a claim whose figure shows its cells

@@ -106,8 +106,8 @@ def judge(
 def _measured(
     claim: Claim, rules: Rules, rows: pd.DataFrame | None, kind: str
 ) -> tuple[Sequence[Stratum], Mapping[str, Any]]:
-    """Measure the rows that are ok; on requests all of them, since pairs with a failed member are counted there."""
-    known = None if rows is None else rows if kind == "tasks" else rows[rows["status"] == "ok"]
+    """Measure the rows that are ok; of answers all of them, since pairs with a failed member are counted there."""
+    known = None if rows is None else rows[rows["status"] == "ok"] if kind == "replay" else rows
     if known is None or known.empty or not claim.judging:
         return [], {}
     estimand = import_module(f"analysis.estimands.{claim.estimand}")

@@ -106,7 +106,7 @@ def sections(root: Path = ROOT) -> dict[str, str]:
 
 def kind_of(part: str) -> str:
     """Which digest a part belongs to: design, judging or grid."""
-    if part.startswith("analysis/"):
+    if part.startswith(("analysis/", "cert/")):
         return "judging"
     return "design" if part.startswith(PROSE) or (part.startswith(CLAIMS) and "#grids." not in part) else "grid"
 

@@ -168,7 +168,7 @@ def _texts(part: Part) -> str:
     if part.grid == "locomo":
         return "LoCoMo" + (f" in {limit:,} tokens" if (limit := part.config.locomo.ctx_tokens) else "")
     if part.kind == "conversations":
-        return f"dialogues of 30 turns and {part.config.assistant.ctx_tokens:,} tokens, filler of CPython docs"
+        return "dialogues of 30 turns in CPython docs"
     generated = [task.replace("_", " ") for task in part.tasks.tasks if task != "longbench"]
     known = [f"{', '.join(generated)} in CPython docs"] if generated else []
     return " and ".join([*known, *(["LongBench"] if part.data else [])])

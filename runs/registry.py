@@ -72,7 +72,8 @@ class Rules:
 class Profile:
     """One size of a grid: the configs and manifests it is made of, the models it runs, its cells = product of sizes.
 
-    settings: what no config file holds yet.
+    calibration: sizes of what is computed beside, for a threshold; its cells count too. settings: what no config file
+    holds yet.
     """
 
     configs: tuple[str, ...]
@@ -81,10 +82,17 @@ class Profile:
     cells: int
     manifests: tuple[str, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
+    calibration: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if math.prod(self.sizes.values()) != self.cells:
-            raise UserError(f"cells: {self.cells}; expected the product of sizes, {math.prod(self.sizes.values())}")
+        product = sum(math.prod(sizes.values()) for sizes in self.parts)
+        if product != self.cells:
+            raise UserError(f"cells: {self.cells}; expected the product of sizes, {product}")
+
+    @property
+    def parts(self) -> tuple[Mapping[str, int], ...]:
+        """The sizes, and those of the calibration where there is one."""
+        return (self.sizes, self.calibration) if self.calibration else (self.sizes,)
 
 
 @dataclass(frozen=True)

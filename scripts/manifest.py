@@ -6,7 +6,9 @@ import platform
 import sys
 from typing import Any
 
+from runs import assistant
 from runs.data import pydoc_corpus, pydoc_documents, text_sha256
+from runs.grid import parts
 from runs.models import load_tokenizer
 from runs.registry import ROOT
 from runs.sources import resolve
@@ -21,7 +23,7 @@ BLOCK = {"planted_facts": "tasks", "synthetic": "synthetic"}  # manifest -> the 
 def main(argv: list[str] | None = None) -> int:
     """Write the manifests that are named, from this Python's pydoc topics and the laptop model's tokenizer."""
     parser = argparse.ArgumentParser(prog="python -m scripts.manifest", description=__doc__)
-    parser.add_argument("names", nargs="+", choices=["pydoc_topics", *BLOCK])
+    parser.add_argument("names", nargs="+", choices=["pydoc_topics", *BLOCK, "assistant"])
     for name in parser.parse_args(argv).names:
         manifest = manifest_of(name)
         path = FOLDER / f"{name}.json"
@@ -46,6 +48,12 @@ def manifest_of(name: str) -> dict[str, Any]:
         found = pydoc_documents(tokenizer, config.replay.ctx_tokens, config.replay.documents)
         hashes = [document.sha256 for document in found]
         return {**made_from, "ctx_tokens": config.replay.ctx_tokens, "documents": hashes}
+    if name == "assistant":
+        (part,) = parts([config], None, name)
+        sizes = {key: getattr(config.assistant, key) for key in ("facts", "ctx_tokens")} | {
+            "seed": config.assistant.text_seed
+        }
+        return {**made_from, **sizes, "documents": [one.document for one in assistant.conversations(part)]}
     grid = getattr(config, BLOCK[name])
     made = [
         example

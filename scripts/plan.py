@@ -46,7 +46,7 @@ def costs(chosen: Settings, registry: Registry) -> list[dict[str, Any]]:
         plan = store.read_plan(name, chosen.profile, chosen.request)
         known = measured.get(name, {"example_s": {}, "bytes": 0, "rows": 0})
         models = _models(chosen, profile)
-        examples = math.prod(profile.sizes.get(axis, 1) for axis in (*APART, *TOGETHER))
+        examples = sum(math.prod(sizes.get(axis, 1) for axis in (*APART, *TOGETHER)) for sizes in profile.parts)
         lacking = [model for model in models if model not in known["example_s"]]
         whole_s = sum(mean(known["example_s"][model]) for model in models if model not in lacking) / max(1, len(models))
         runs = name in RUNNABLE
@@ -57,9 +57,10 @@ def costs(chosen: Settings, registry: Registry) -> list[dict[str, Any]]:
                 "claims": [claim.id for claim in registry.claims.values() if claim.grid == name],
                 "models": list(profile.models),
                 "sizes": dict(profile.sizes),
+                "calibration": dict(profile.calibration),
                 "cells": profile.cells,
                 "missing": progress(store, plan).counts["missing"] if plan else profile.cells,
-                "units": len(plan.units) if plan else _units(profile.sizes),
+                "units": len(plan.units) if plan else sum(map(_units, profile.parts)),
                 "examples": sum(map(len, plan.units.values())) if plan else examples,
                 "runnable": runs,
                 "unmeasured": lacking,
@@ -102,7 +103,8 @@ def _measured(store: Store, profile: str) -> dict[str, Any]:
 def _lines(found: list[dict[str, Any]], chosen: Settings) -> list[str]:
     lines = [f"profile {chosen.profile}, {chosen.workers} workers, rows in {chosen.store}"]
     for grid in found:
-        sizes = " x ".join(f"{n:,} {axis}" for axis, n in grid["sizes"].items())
+        parts = [grid[key] for key in ("sizes", "calibration") if grid[key]]
+        sizes = " + ".join(" x ".join(f"{n:,} {axis}" for axis, n in part.items()) for part in parts)
         named = len(grid["models"]) == grid["sizes"].get("models")
         generations = f" ({grid['cells']:,} generations)" if grid["kind"] != "replay" else ""
         lines += [

@@ -19,7 +19,7 @@ REQUEST = {"model": None, "data": None, "ctx": None, "args": None}
 def study(root: Path) -> Path:
     """The repository's registration and judging code copied to root and frozen there, with a laptop profile of 108
     cells, so that a small planted plan is the whole of it."""
-    for folder in ("prereg", "configs", "analysis"):
+    for folder in ("prereg", "configs", "analysis", "cert"):
         shutil.copytree(
             ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "out", "published", "LOCK")
         )

@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / prereg.DEVIATIONS).write_text("# Deviations\n")
     (tmp_path / MANIFEST).parent.mkdir(exist_ok=True)
     (tmp_path / MANIFEST).write_text('{"documents": []}\n')
-    for path in (*prereg.JUDGING, *re.findall(r"analysis/[\w/]+\.py", (ROOT / CLAIMS).read_text())):
+    for path in (*prereg.JUDGING, *re.findall(r"(?:analysis|cert)/[\w/]+\.py", (ROOT / CLAIMS).read_text())):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"# {path}\n")
     return tmp_path
@@ -334,7 +334,7 @@ def test_a_config_of_a_grid_is_named_for_each_claim_that_uses_it(frozen: Path) -
     edit(frozen, "configs/policy/topk.yaml", "pool: 1", "pool: 7")
     found = prereg.verify(frozen)
     assert {m.part for m in found} == {"configs/policy/topk.yaml"} and {m.kind for m in found} == {"grid"}
-    assert {m.claim for m in found} == set(IDS) - {"extension-2", "extension-3"}
+    assert {m.claim for m in found} == set(IDS) - {"extension-3"}
 
 
 def test_nothing_is_accepted_without_a_lock(root: Path) -> None:
@@ -481,7 +481,7 @@ def test_no_verdict_needs_a_reason(frozen: Path) -> None:
 
 
 def test_the_published_verdicts_of_this_repository_follow_from_their_strata(tmp_path: Path) -> None:
-    for folder in ("prereg", "configs", "analysis"):
+    for folder in ("prereg", "configs", "analysis", "cert"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "out"))
     assert list((tmp_path / "analysis" / "published").glob("*.json")) and prereg.verify(tmp_path) == []
 

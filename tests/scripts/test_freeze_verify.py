@@ -41,7 +41,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     manifest = tmp_path / "prereg/manifests/pydoc_topics.json"
     manifest.parent.mkdir(exist_ok=True)
     manifest.write_text('{"documents": []}\n')
-    for path in (*prereg.JUDGING, *re.findall(r"analysis/[\w/]+\.py", (ROOT / CLAIMS).read_text())):
+    for path in (*prereg.JUDGING, *re.findall(r"(?:analysis|cert)/[\w/]+\.py", (ROOT / CLAIMS).read_text())):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"# {path}\n")
     monkeypatch.setattr(freeze, "ROOT", tmp_path)

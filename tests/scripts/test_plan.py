@@ -32,7 +32,8 @@ def test_the_paper_is_planned_in_seconds_without_a_row(costs) -> None:
     assert (found["synthetic"]["examples"], found["synthetic"]["units"]) == (1600, 400)
     assert (found["replay"]["examples"], found["replay"]["units"]) == (112, 28)
     assert tasks["hours"] is None and tasks["bytes"] is None and len(tasks["unmeasured"]) == 4
-    assert not found["locomo"]["runnable"] and found["locomo"]["hours"] is None
+    assert (found["assistant"]["examples"], found["assistant"]["units"]) == (4 * (60 + 100), 4 * (15 + 25))
+    assert all(found[grid]["runnable"] and found[grid]["hours"] is None for grid in ("assistant", "locomo"))
 
 
 def test_the_printed_plan_says_what_is_not_measured(costs, capsys) -> None:

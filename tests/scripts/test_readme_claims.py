@@ -17,7 +17,7 @@ from scripts import claims, readme
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A README of its own, beside published verdicts of its own."""
     (tmp_path / "analysis" / "published").mkdir(parents=True)
-    for folder in ("prereg", "configs", "analysis"):
+    for folder in ("prereg", "configs", "analysis", "cert"):
         ignored = shutil.ignore_patterns("__pycache__", "out", "published", "LOCK")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored, dirs_exist_ok=True)
     prereg.freeze(tmp_path, lambda _: False, "2026-01-01")

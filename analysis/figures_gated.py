@@ -1,0 +1,70 @@
+"""Figures of gated conversations: recall by age of each system, recall over the share recomputed, coverage over time."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures_monitor import monitors
+from analysis.figures_tasks import CHOICES, COLOURS, GREY, Result, floats, measured
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SYSTEMS: dict[str, tuple[str, Any, str]] = {  # colour, line, marker
+    "full": ("black", "-", "D"),
+    "poisson certificate-gated": (COLOURS[0], "-", "o"),
+    "poisson confidence-gated": (COLOURS[0], (0, (1, 1)), "o"),
+    "poisson random-gated": (COLOURS[0], (0, (4, 3)), "o"),
+    "poisson": (COLOURS[2], "-", "s"),
+    "topk confidence-gated": (COLOURS[1], (0, (1, 1)), "v"),
+    "topk": (COLOURS[1], "-", "v"),
+    "uniform": (GREY, "-", "x"),
+}
+
+
+def gates(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
+    """Extension 2, two rows a model: recall by age and over the share recomputed; the monitors of coverage."""
+    found = measured(result)
+    figure.set_size_inches(7.2, 1.2 + 5.0 * len(found))
+    parts = figure.subfigures(2, 1, height_ratios=(3, 2.4), squeeze=False)[:, 0]
+    panels = parts[0].subplots(len(found), 2, squeeze=False, width_ratios=(4, 3))
+    for (name, of), (left, right) in zip(found, panels, strict=True):
+        _ages(left, of["ages"])
+        _curves(right, of)
+        left.set_title(f"{name}: recall by age" if len(found) > 1 else "recall by age")
+        right.set_title("recall over the share recomputed")
+    for axes, place in zip(panels[0], ("lower left", "lower right"), strict=True):
+        parts[0].legend(*axes.get_legend_handles_labels(), loc=f"outside {place}", ncols=2)
+    monitors(parts[1], {name: of["monitor"] for name, of in found})
+
+
+def _ages(axes: "Axes", ages: Any) -> None:
+    """A line a system, a point an age band with its 95 % interval, the youngest facts on the left."""
+    bands = list(dict.fromkeys(one["band"] for one in ages))
+    for k, (system, (colour, line, marker)) in enumerate(SYSTEMS.items()):
+        own = [one["recall"] for one in ages if one["system"] == system]
+        y, low, high = (floats(one[end] for one in own) for end in ("estimate", "low", "high"))
+        x = np.arange(len(own)) + 0.06 * (k - (len(SYSTEMS) - 1) / 2)  # equal systems must not hide each other
+        axes.plot(x, y, color=colour, ls=line, marker=marker, ms=3, lw=1, label=system)
+        axes.vlines(x, low, high, color=colour, lw=0.6, alpha=0.6)
+    axes.set_xticks(np.arange(len(bands)), bands)
+    axes.set_xlabel("turns since the fact was stated")
+    axes.set_ylabel("recall")
+    axes.set_ylim(-0.02, 1.02)
+
+
+def _curves(axes: "Axes", of: Any) -> None:
+    """What each order of the questions would recall, recomputed up to a share; the point: the frozen threshold."""
+    for choice, (colour, line, label) in CHOICES.items():
+        axes.plot(of["curve"]["share"], of["curve"][choice], color=colour, ls=line, label=label)
+    gated, (at,) = of["recall"]["poisson certificate-gated"], of["curve"]["at"]
+    y, low, high = (floats([gated[end]]) for end in ("estimate", "low", "high"))
+    axes.errorbar([at], y, (y - low, high - y), fmt="o", color=CHOICES["certificate"][0], ms=4, capsize=2)
+    axes.set_xlabel("share recomputed")
+    axes.set_ylim(-0.02, 1.02)
+
+
+DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {"extension-2": gates}
