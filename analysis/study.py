@@ -3,7 +3,7 @@
 A claim plugs in by an entry of its own in analysis/figures.py (DRAWN, or PICTURES) and analysis/tables_study.py (TABLES).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ NOT_EVALUATED, SYNTHETIC = "not evaluated", "synthetic rows"
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All registered claims, judged from the rows of one store under one profile and request."""
+    """The registered claims, or some of them, judged from the rows of one store under one profile and request."""
 
     registry: Registry
     rules: Rules
@@ -81,11 +81,15 @@ def study(
     store: Path | None = None,
     root: Path = ROOT,
     rules: Rules | None = None,
+    only: Collection[str] = (),
 ) -> Study:
-    """Judge every claim from the rows of a store (runs/store by default); nothing is written. Errors as `judge`."""
+    """Judge every claim, or only some, from the rows of a store (runs/store by default); nothing is written.
+
+    Errors as `judge`.
+    """
     registry = load(root)
     rules, where = rules or registry.rules, store or root / "runs" / "store"
-    found = {name: judge(name, profile, request, where, root, rules) for name in registry.claims}
+    found = {name: judge(name, profile, request, where, root, rules) for name in only or registry.claims}
     return Study(registry, rules, found, profile, request, where, root)
 
 

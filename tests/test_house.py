@@ -28,7 +28,7 @@ PACKAGES = ("cert", "runs", "analysis", "scripts")
 
 # ---------------------------------------------------------------- layout and size
 
-# scripts: 800 was meant for eight entry points; there are twenty-three commands, each with its arguments, help and --json.
+# scripts: 800 was meant for eight entry points; there are twenty commands, each with its arguments, help and --json.
 # runs: 3,000 was meant for the replay alone; the task grids run beside it on the same store.
 # analysis: 2,000 was meant for claims 1 and 2; claims 3 to 7 and the extensions each bring an estimand, and conversations
 # their gates and a monitor over time.
@@ -62,7 +62,7 @@ LINES_OF_CONVERSATIONS = 600
 # Likewise: what a reader is shown of the verdicts, figures, tables, the paper's numbers and the page; judging needs none.
 SHOWN = {
     f"analysis/{name}.py"
-    for name in ("study", "computed", "latex", "report", "roc", "scores", "tables", "tables_study")
+    for name in ("study", "computed", "latex", "look", "report", "roc", "scores", "tables", "tables_study")
 }
 SHOWN |= {str(path.relative_to(ROOT)) for path in (ROOT / "analysis").glob("figures*.py")}
 LINES_OF_SHOWN = 2000

@@ -1,0 +1,46 @@
+"""The notebooks: stripped of outputs, and executed on the small store as Jupyter would, from their own folder."""
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+import small_store
+from conftest import ROOT
+from nbclient import NotebookClient
+
+FOLDER = ROOT / "analysis" / "notebooks"
+BOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def test_there_are_six() -> None:
+    names = ["coverage_and_fidelity", "accuracy_and_damage", "prediction_and_attribution", "recomputation_gains"]
+    names += ["assistant_and_conversations", "architectures"]
+    assert [path.stem for path in BOOKS] == [f"{k}_{name}" for k, name in enumerate(names, 1)]
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+def test_it_holds_no_output_and_little_code(path: Path) -> None:
+    book = json.loads(path.read_text())
+    assert set(book["metadata"]) == {"kernelspec", "language_info"}
+    code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None and cell["metadata"] == {} for cell in code)
+    assert max(len(cell["source"]) for cell in code) <= 5, "load, call, look: what computes stands in a module"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+def test_it_runs_and_says_that_its_rows_are_made_up(path: Path, tmp_path: Path, monkeypatch) -> None:
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PROFILE", "smoke")
+    monkeypatch.setenv("STORE", os.path.relpath(small_store.FOLDER, ROOT))
+    book = nbformat.read(path, as_version=4)
+    NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    shown = [out["data"]["text/html"] for cell in book.cells for out in cell.get("outputs", []) if "data" in out]
+    calls = [cell for cell in book.cells if cell.cell_type == "code"][2:]
+    assert len(shown) == len(calls)
+    for cell, html in zip(calls, shown, strict=True):
+        lacking = "not evaluated" in html or "NOT_EVALUATED" in html  # extensions of which the small store has no rows
+        assert "synthetic rows" in html or ("extension-" in cell.source and lacking), cell.source
