@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -117,25 +117,59 @@ def _drain(progress: "SimpleQueue[Progress]", bar: tqdm, report: Report) -> None
 
 
 @dataclass
-class _Worker:
-    """A worker's state: set once by `_start`; the model changes only where the next unit needs another."""
+class Worker:
+    """A process that computes units one after the other; its model changes only where the next unit needs another.
+
+    said: told of each example that is done; stopped: asked before each, for a process that its engine may end.
+    """
 
     root: Path
     design: str
-    parts: tuple[Part, ...]
-    progress: "SimpleQueue[Progress]"
+    parts: Sequence[Part]
+    said: Callable[[Progress], None]
+    stopped: Callable[[], bool] = lambda: False
     part: int = -1
     serving: Serving | None = None
     device: str = ""
 
+    def work(self, job: Job) -> None:
+        """Compute what a unit lacks and publish it; stopped, what is finished is in its journal."""
+        store, part = Store(self.root), self.parts[job.part]
+        serving = self._serving(job.part)
+        provenance = collect(part.settings, self.device, torch.get_num_threads())
+        attempt = store.attempt(job.unit, self.design, provenance, job.retry)
+        for example in attempt.finished:
+            self.said((example, False, None))
+        for example in attempt.missing:
+            if self.stopped():
+                return
+            began = time.monotonic()
+            rows, message = computed(serving, job.texts[example], attempt.planned(example))
+            if message is None:
+                attempt.record(example, rows, time.monotonic() - began)
+            else:
+                attempt.fail(example, message, time.monotonic() - began)
+            self.said((example, True, message))
+        attempt.publish()
 
-_worker: _Worker
+    def _serving(self, index: int) -> Serving:
+        """What gives the rows of a part's texts; its model is loaded where the last unit was another part's."""
+        if self.serving is None or self.part != index:
+            self.serving = None  # the old model goes before the new one comes
+            part = self.parts[index]
+            kind = kind_named(part.kind)
+            model = load_model(part.source, getattr(torch, kind.dtype(part)))
+            self.serving, self.part, self.device = kind.serving(part, model), index, str(model.device)
+        return self.serving
+
+
+_worker: Worker
 
 
 def _start(root: Path, design: str, parts: tuple[Part, ...], progress: "SimpleQueue[Progress]", parent: int) -> None:
     global _worker  # noqa: PLW0603 - a process pool hands its tasks no other state
     torch.set_num_threads(1)  # part of provenance: more threads change the order of sums, and are slower here
-    _worker = _Worker(root, design, parts, progress)
+    _worker = Worker(root, design, parts, progress.put)
     threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
 
 
@@ -147,21 +181,33 @@ def _die_with(parent: int) -> None:
 
 
 def _work(job: Job) -> None:
-    store, part = Store(_worker.root), _worker.parts[job.part]
-    serving = _serving(job.part)
-    provenance = collect(part.settings, _worker.device, torch.get_num_threads())
-    attempt = store.attempt(job.unit, _worker.design, provenance, job.retry)
-    for example in attempt.finished:
-        _worker.progress.put((example, False, None))
-    for example in attempt.missing:
-        began = time.monotonic()
-        rows, message = computed(serving, job.texts[example], attempt.planned(example))
-        if message is None:
-            attempt.record(example, rows, time.monotonic() - began)
-        else:
-            attempt.fail(example, message, time.monotonic() - began)
-        _worker.progress.put((example, True, message))
-    attempt.publish()
+    _worker.work(job)
+
+
+def serve(
+    store: Store,
+    plan: Plan,
+    parts: Sequence[Part],
+    units: Mapping[str, bool],
+    said: Callable[[Progress], None],
+    stopped: Callable[[], bool],
+) -> None:
+    """Compute units of a plan in this process and one torch thread, for an engine that runs many of us.
+
+    units: whether the failed examples of each are tried again; said and stopped: as a Worker has them.
+    Raises UserError where the store cannot be written or a model cannot be loaded.
+    """
+    torch.set_num_threads(1)
+    names = zip(plan.cells["unit"].to_pylist(), plan.cells["model"].to_pylist(), strict=True)
+    models = {model for unit, model in names if unit in units}
+    found = [kind_named(part.kind).texts(part) if part.model in models else [] for part in parts]
+    jobs = _jobs(plan, parts, found, list(units), [unit for unit, retry in units.items() if retry])
+    for part in {job.part for job in jobs}:
+        verify_converted(parts[part].source)
+    worker = Worker(store.root, plan.design, parts, said, stopped)
+    for job in jobs:
+        if not stopped():
+            worker.work(job)
 
 
 def computed(serving: Serving, text: Any, planned: Sequence[Mapping[str, Any]]) -> tuple[Rows, str | None]:
@@ -170,14 +216,3 @@ def computed(serving: Serving, text: Any, planned: Sequence[Mapping[str, Any]]) 
         return [{**row, "status": "ok", "message": None} for row in serving(text, planned)], None
     except Exception as error:  # noqa: BLE001 - recorded, and the others go on
         return [], f"{type(error).__name__}: {error}"
-
-
-def _serving(index: int) -> Serving:
-    """What gives the rows of a part's texts; its model is loaded where the last unit was another part's."""
-    if _worker.serving is None or _worker.part != index:
-        _worker.serving = None  # the old model goes before the new one comes
-        part = _worker.parts[index]
-        kind = kind_named(part.kind)
-        model = load_model(part.source, getattr(torch, kind.dtype(part)))
-        _worker.serving, _worker.part, _worker.device = kind.serving(part, model), index, str(model.device)
-    return _worker.serving

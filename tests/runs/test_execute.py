@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_folder import tiny_folder
 
-from runs import prepare
+from runs import execute, prepare, replay_cells
 from runs.cells import content_id
 from runs.data import Document
 from runs.errors import UserError
-from runs.execute import run
+from runs.execute import run, serve
 from runs.grid import header, parts
 from runs.store import Store
 from scripts.compose import compose
@@ -50,6 +51,47 @@ def test_rows_do_not_depend_on_the_number_of_workers(tmp_path: Path, undisturbed
     run(store, plan, mine, found, store.missing(plan), workers=2)
     assert rows(store, plan) == undisturbed and len(undisturbed) == 10 * 3 * 2 * 2 * 2
     assert store.missing(plan) == [] and run(store, plan, mine, found, store.missing(plan), workers=2).done == 0
+
+
+def test_a_process_alone_serves_the_same_rows_and_stops_when_told(tmp_path: Path, undisturbed) -> None:
+    store, plan, mine, _ = planned(tmp_path)
+    done: list[str] = []
+
+    def said(progress) -> None:
+        example, computed, message = progress
+        assert computed and message is None
+        done.append(example)
+
+    last, *others = reversed(plan.units)  # any units, in any order
+    serve(store, plan, mine, {last: False, others[0]: False}, said, lambda: len(done) == 3)
+    assert done == [*plan.units[last], plan.units[others[0]][0]] and store.missing(plan) == others[::-1]
+    serve(store, plan, mine, dict.fromkeys(others, False), done.append, lambda: True)
+    assert len(done) == 3
+    serve(store, plan, mine, dict.fromkeys(others, False), lambda it: done.append(it[0]), lambda: False)
+    assert sorted(done[3:]) == sorted(example for unit in others for example in plan.units[unit])
+    assert rows(store, plan) == undisturbed
+
+
+def test_a_process_loads_each_model_once_and_cuts_the_texts_of_no_other(tmp_path: Path, monkeypatch) -> None:
+    models = [tiny_folder(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two", "three"))]
+    configs = [
+        compose(["profile=smoke", "model=custom", "replay.documents=5"], {"model.source": str(m)}) for m in models
+    ]
+    mine = parts(configs, None)
+    found = [prepare.documents(part) for part in mine]
+    plan = prepare.plan(mine, found, header(mine, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), [])
+    store = Store(tmp_path / "store")
+    store.write_plan(plan)
+    units, loaded, cut = list(plan.units), [], []
+    load, texts = execute.load_model, replay_cells.KIND.texts
+    monkeypatch.setattr(execute, "load_model", lambda source, dtype: loaded.append(source.name) or load(source, dtype))
+    kind = replace(replay_cells.KIND, texts=lambda part: cut.append(part.model) or texts(part))
+    monkeypatch.setattr(replay_cells, "KIND", kind)
+    serve(
+        store, plan, mine, dict.fromkeys([units[4], units[0], units[5], units[1]], False), lambda _: None, lambda: False
+    )
+    assert loaded == ["one", "three"] and cut == ["one", "three"]
+    assert store.missing(plan) == units[2:4]
 
 
 def test_another_seed_gives_other_cells_and_other_numbers(tmp_path: Path, undisturbed) -> None:
