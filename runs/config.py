@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runs.config_conversations import AssistantConfig, LocomoConfig
+from runs.config_launcher import LauncherConfig
 from runs.config_tasks import TasksConfig
 from runs.errors import require
 
@@ -99,16 +100,6 @@ class ReplayConfig:
         require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
         require(0 < self.delta < 1, "delta", self.delta, "a probability between 0 and 1")
         require(0 <= self.kappa < math.inf, "kappa", self.kappa, "a finite number of at least 0")
-
-
-@dataclass(frozen=True)
-class LauncherConfig:
-    """Where the units run: name is "local"."""
-
-    name: str
-
-    def __post_init__(self) -> None:
-        require(self.name == "local", "name", self.name, "local")
 
 
 @dataclass(frozen=True)

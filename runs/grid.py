@@ -11,7 +11,7 @@ from runs.config import RunConfig
 from runs.config_conversations import ServedConfig
 from runs.config_tasks import TasksConfig
 from runs.data import longbench_files, pydoc_corpus, text_sha256
-from runs.errors import UserError
+from runs.errors import UnusedDataError, UserError
 from runs.locomo_rows import label_files, locomo_files
 from runs.sources import HUB_ID, Source, file_sha256, resolve, user_path
 
@@ -62,7 +62,7 @@ class Part:
     def settings(self) -> dict[str, Any]:
         """What of the configuration the rows can depend on, as JSON."""
         whole = json.loads(json.dumps(asdict(self.config)))
-        fields = ("profile", "model", "policies", *(("task", "replay", "launcher") if self.kind == "replay" else ()))
+        fields = ("profile", "model", "policies", *(("task", "replay") if self.kind == "replay" else ()))
         chosen = {name: whole[name] for name in fields}
         return chosen if self.kind == "replay" else chosen | {"full": whole["full"], self.grid: whole[self.grid]}
 
@@ -102,7 +102,7 @@ def _files(part: Part) -> list[Path]:
 def _require_data(part: Part) -> None:
     if part.kind == "conversations":
         if part.data and part.grid == "assistant":
-            raise UserError(f"DATA={part.data}: grid {part.grid} makes its own dialogues; expected no DATA=")
+            raise UnusedDataError(f"DATA={part.data}: grid {part.grid} makes its own dialogues; expected no DATA=")
         if not part.data and part.grid == "locomo":
             raise UserError("grid locomo: expected DATA=, LoCoMo's JSON file or the folder it is in")
         return
@@ -112,7 +112,7 @@ def _require_data(part: Part) -> None:
         hub = "" if part.kind == "replay" else ", or a hub id name@<commit>"
         raise UserError(f"task {name}: expected DATA=, a folder with LongBench .jsonl files{hub}")
     if part.data and part.kind == "tasks" and not needs and part.tasks.longbench is None:
-        raise UserError(f"DATA={part.data}: grid {part.grid} has no LongBench rows here; expected no DATA=")
+        raise UnusedDataError(f"DATA={part.data}: grid {part.grid} has no LongBench rows here; expected no DATA=")
 
 
 def inputs(parts: Sequence[Part]) -> dict[str, Any]:
@@ -121,9 +121,11 @@ def inputs(parts: Sequence[Part]) -> dict[str, Any]:
     rows: Any = {path.name: file_sha256(path) for path in _files(parts[0])}
     if _on_hub(parts[0]):
         rows = str(parts[0].data)
+    # where units run changes no number; plans of version 0.1 had it, and still hold
+    launched = {"launcher": {"name": "local"}} if parts[0].kind == "replay" else {}
     known = {
         "models": [part.source.digest for part in parts],
-        "config": [content_id(part.settings) for part in parts],
+        "config": [content_id(part.settings | launched) for part in parts],
         "texts": rows or corpus,
     }
     if parts[0].kind == "replay":

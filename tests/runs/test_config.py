@@ -59,7 +59,7 @@ RUN = RunConfig(
         *((CERTIFIED, name, value) for name in ("certain_share", "floor") for value in (-0.1, 1.1, float("nan"))),
         *((RUN.model, name, " ") for name in ("name", "source")),
         (RUN.task, "name", "poetry"),
-        (RUN.launcher, "name", "moon"),
+        (RUN.launcher, "name", "moon base"),
         (RUN, "profile", "phone"),
         (RUN, "policies", (CERTIFIED, TOPK)),
         (RUN, "full", CERTIFIED),
