@@ -9,6 +9,9 @@
 ##   make claims         every claim and extension, and where it stands by the last judging
 ##   make status         cells done, missing, failed and time left, per claim
 ##   make plan           what a run would cost
+##   make slurm-claim-N  submit what is missing as a Slurm job array (docs/cluster.md); also slurm-extension-N
+##   make slurm-all      every claim and extension, likewise in one array
+##   make slurm-status   the submitted runs: units done, running, pending, failed and why, time left
 ##   make retry-failed   the failed examples once more: of all stored plans, or of those of PROFILE=, MODEL=, ...
 ##   make explain        where one row comes from: make explain CELL=id
 ##   make gc             remove rows of designs that are no longer registered
@@ -26,6 +29,7 @@
 ##   PROFILE=smoke|laptop|desktop|paper   MODEL=file.gguf, folder or hub-id@revision   DATA=folder with LongBench .jsonl
 ##   MODELS="several of them" for extension-4
 ##   STORE=folder for the rows   WORKERS=processes   CTX=tokens   ARGS="hydra overrides"
+##   LAUNCHER=file of configs/launcher   DRY_RUN=1 shows what would be submitted
 ##   for the first setup: PYTHON=path of a Python 3.11   TORCH_INDEX=package index with another torch build
 ##
 ## Through make every failure exits with 2; `.venv/bin/python -m scripts.claim claim-1` tells 1 (some cells failed)
@@ -36,7 +40,7 @@
 .NOTPARALLEL:
 
 # What a user types is never expanded by make nor read by a shell: recipes do not mention it, Python reads the environment.
-SETTINGS := PROFILE MODEL MODELS DATA STORE WORKERS CTX ARGS CELL TORCH_INDEX PYTHON
+SETTINGS := PROFILE MODEL MODELS DATA STORE WORKERS CTX ARGS CELL LAUNCHER DRY_RUN TORCH_INDEX PYTHON
 $(foreach name,$(SETTINGS),$(if $(filter-out undefined,$(origin $(name))),\
     $(eval override $(name) := $$(value $(name)))$(eval export $(name))))
 typed := $(strip $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
@@ -44,14 +48,16 @@ $(if $(typed),$(error $(firstword $(typed)): no such setting; there are $(SETTIN
 
 CLAIMS := $(foreach n,1 2 3 4 5 6 7,claim-$n)
 EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
+SLURM := $(CLAIMS:%=slurm-%) $(EXTENSIONS:%=slurm-%) slurm-all
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
 COMMANDS := claims status plan explain gc readme verify freeze figures paper report
 .PHONY: judge-all help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
+.PHONY: $(SLURM) slurm-status
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.
-unknown := $(firstword $(filter-out judge-all $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
-    $(filter claim-% extension-% judge-%,$(MAKECMDGOALS))))
+unknown := $(firstword $(filter-out judge-all slurm-status $(SLURM) $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
+    $(filter claim-% extension-% judge-% slurm-%,$(MAKECMDGOALS))))
 $(if $(unknown),$(error $(unknown): no such claim; there are claim-1 to claim-7 and extension-1 to extension-6))
 
 PY := .venv/bin/python
@@ -78,6 +84,12 @@ judge-all: .venv/ready
 
 $(COMMANDS): .venv/ready
 	@$(PY) -m scripts.$@
+
+$(SLURM): slurm-%: .venv/ready
+	@$(PY) -m scripts.slurm $*
+
+slurm-status: .venv/ready
+	@$(PY) -m scripts.slurm_status
 
 retry-failed: .venv/ready
 	@$(PY) -m scripts.retry_failed

@@ -1,11 +1,13 @@
 """What every command shares: settings from the environment, one line for a user's mistake, exit codes."""
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cert.errors import CertError
 from runs.errors import UserError
@@ -27,6 +29,7 @@ class Settings:
     ctx: int | None
     args: tuple[str, ...]
     models: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()  # overrides of the group launcher: they change no number, so no plan either
 
     def require_store(self) -> None:
         """Raises UserError where a STORE that the user typed is not there: nothing would be found in it."""
@@ -39,14 +42,33 @@ class Settings:
         named = {"model": self.model, "data": self.data, "ctx": self.ctx, "args": shlex.join(self.args) or None}
         return named | ({"models": shlex.join(self.models)} if self.models else {})
 
+    def of(self, profile: str, request: Mapping[str, Any]) -> "Settings":
+        """These settings with the profile and the request of a stored plan."""
+        return replace(
+            self,
+            profile=profile,
+            **{key: request[key] for key in ("model", "data", "ctx")},
+            args=tuple(shlex.split(request["args"] or "")),
+            models=tuple(shlex.split(request.get("models") or "")),
+        )
+
 
 def settings() -> Settings:
-    """Settings from PROFILE, MODEL, MODELS, DATA, STORE, WORKERS, CTX, ARGS. Raises UserError for what does not fit."""
+    """Settings from PROFILE, MODEL, MODELS, DATA, STORE, WORKERS, CTX, ARGS, LAUNCHER.
+
+    Raises UserError for what does not fit.
+    """
     profile = _variable("PROFILE") or "laptop"
     if profile not in PROFILES:
         raise UserError(f"PROFILE={profile}: expected one of {', '.join(PROFILES)}")
     if _variable("MODEL") and _variable("MODELS"):
         raise UserError("MODEL= and MODELS=: expected one of them")
+    words = _words("ARGS", "overrides such as replay.documents=4")
+    launcher = [word for word in words if re.match(r"launcher[.=]", word)]
+    if not any(word.startswith("launcher=") for word in launcher):
+        launcher.insert(0, f"launcher={_variable('LAUNCHER') or 'slurm'}")
+    elif _variable("LAUNCHER"):
+        raise UserError("LAUNCHER= and launcher= in ARGS=: expected one of them")
     return Settings(
         profile=profile,
         model=_variable("MODEL"),
@@ -54,9 +76,18 @@ def settings() -> Settings:
         store=user_path(_variable("STORE") or str(ROOT / "runs" / "store"), "STORE"),
         workers=_whole("WORKERS") or os.cpu_count() or 1,
         ctx=_whole("CTX"),
-        args=_words("ARGS", "overrides such as replay.documents=4"),
+        args=tuple(word for word in words if word not in launcher),
         models=_words("MODELS", "models separated by spaces, a path with spaces in quotes"),
+        launcher=tuple(launcher),
     )
+
+
+def dry_run() -> bool:
+    """Whether DRY_RUN=1 is set. Raises UserError for another value."""
+    text = _variable("DRY_RUN")
+    if text not in (None, "0", "1"):
+        raise UserError(f"DRY_RUN={text}: expected 1, or nothing")
+    return text == "1"
 
 
 def run(main: Callable[[], int]) -> int:

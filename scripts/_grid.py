@@ -1,7 +1,7 @@
 """A grid from the user's settings: its plan stored before its first cell, what is missing run, what was done said."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def header_of(settings: Settings, registry: Registry, grid: str, mine: Sequence[
     return header(mine, settings.request, settings.profile, grid_digest(registry, grid), grid, task)
 
 
-def stored_plan(settings: Settings, registry: Registry, grid: str) -> Planned:
+def stored_plan(settings: Settings, registry: Registry, grid: str, write: bool = True) -> Planned:
     """The plan of the user's request: the stored one where its inputs are unchanged, else a new one, written first.
 
     Raises UserError for anything in the request that is not there or does not fit.
@@ -84,7 +84,7 @@ def stored_plan(settings: Settings, registry: Registry, grid: str) -> Planned:
     store, mine = Store(settings.store), parts(configs(settings, registry, grid), settings.data, grid)
     wanted = header_of(settings, registry, grid, mine)
     plan = store.read_plan(grid, settings.profile, settings.request)
-    if plan is not None and all(plan.header[key] == wanted[key] for key in ("design", "inputs", "model")):
+    if plan is not None and holds(plan, wanted):
         return Planned(plan, mine, None)
     # Only a new plan needs the tokenizer, and with it torch and transformers: a finished one is judged in seconds.
     from runs import prepare
@@ -92,8 +92,14 @@ def stored_plan(settings: Settings, registry: Registry, grid: str) -> Planned:
     found = [prepare.documents(part) for part in mine]
     manifests = registry.grids[grid].profiles[settings.profile].manifests
     plan = prepare.plan(mine, found, wanted, [ROOT / path for path in manifests])
-    store.write_plan(plan)
+    if write:
+        store.write_plan(plan)
     return Planned(plan, mine, found)
+
+
+def lent(settings: Settings, claim: Claim) -> tuple[Settings, str]:
+    """The settings and the task of the rows that a claim is calibrated on."""
+    return replace(settings, data=None, ctx=None, args=(), models=()), str(claim.params["calibration_task"])
 
 
 def calibrate(settings: Settings, registry: Registry, claim: Claim) -> int:
@@ -101,9 +107,24 @@ def calibrate(settings: Settings, registry: Registry, claim: Claim) -> int:
     if not claim.calibration:
         return 0
     stored_plan(settings, registry, claim.grid)  # a mistake in its own settings is told first
-    plain, task = replace(settings, data=None, ctx=None, args=(), models=()), str(claim.params["calibration_task"])
+    plain, task = lent(settings, claim)
     designs = accept(ROOT, registry.owner(claim.calibration), registry).grids
     return compute(plain, registry, claim.calibration, designs, task=task)
+
+
+def holds(plan: Plan, wanted: Mapping[str, Any]) -> bool:
+    """Whether a stored plan is what a request with this header would make now."""
+    return all(plan.header[key] == wanted[key] for key in ("design", "inputs", "model"))
+
+
+def to_do(store: Store, plan: Plan, designs: Collection[str], task: str | None = None) -> list[str]:
+    """The units, of one task alone or of all, that lack cells, and those with failed examples.
+
+    What failed for want of memory must not stay so.
+    """
+    own = plan.cells if task is None else plan.cells.filter(pc.equal(plan.cells["task"], task))
+    wanted = set(own["unit"].to_pylist())
+    return [unit for unit in dict.fromkeys([*store.missing(plan, designs), *store.failing(plan)]) if unit in wanted]
 
 
 def compute(
@@ -121,11 +142,7 @@ def compute(
     """
     planned, store = stored_plan(settings, registry, grid), Store(settings.store)
     plan = planned.plan
-    # Failed examples are tried again: what failed for want of memory must not stay so.
-    missing = list(dict.fromkeys([*([] if retry_only else store.missing(plan, designs)), *store.failing(plan)]))
-    if task:
-        own = plan.cells.filter(pc.equal(plan.cells["task"], task))
-        missing = [unit for unit in missing if unit in set(own["unit"].to_pylist())]
+    missing = store.failing(plan) if retry_only else to_do(store, plan, designs, task)
     if not missing:
         every = f"all {plan.cells.num_rows:,} cells are stored" if task is None else f"{task} is stored"
         stored = "no example failed" if retry_only else every

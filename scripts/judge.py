@@ -27,11 +27,12 @@ def parser(program: str, says: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def show(claim: str, chosen: Settings, as_json: bool) -> None:
-    """Judge a claim, write its JSON and figure, print the verdict."""
+def show(claim: str, chosen: Settings, as_json: bool) -> str:
+    """Judge a claim, write its JSON and figure, print the verdict and return it."""
     found, drawn = judged(claim, chosen)
     cell = None if found.frame is None or found.frame.empty else str(found.frame["cell"].iloc[0])
     print(json.dumps(found.result, indent=1) if as_json else text.render(found.result, drawn, cell))
+    return found.result["verdict"]
 
 
 def judged(claim: str, chosen: Settings) -> tuple[judge.Judged, list[Path]]:

@@ -2,10 +2,8 @@
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from runs.errors import UserError
@@ -42,14 +40,7 @@ def _wanted(chosen: Settings, header: Mapping[str, Any]) -> bool:
 
 def _retried(chosen: Settings, registry: Registry, header: Mapping[str, Any]) -> int:
     """Exit code of one plan; its mistakes are a line and do not keep the other plans from being taken up."""
-    request = header["request"]
-    mine = replace(
-        chosen,
-        profile=header["profile"],
-        **{key: request[key] for key in ("model", "data", "ctx")},
-        args=tuple(shlex.split(request["args"] or "")),
-        models=tuple(shlex.split(request.get("models") or "")),
-    )
+    mine = chosen.of(header["profile"], header["request"])
     print(f"{header['grid']} {typed(header)}".strip(), file=sys.stderr)
     try:
         claim = next(claim.id for claim in registry.claims.values() if claim.grid == header["grid"])

@@ -15,7 +15,8 @@ install_import_hook("cert", "beartype.beartype")
 import torch  # noqa: E402  the hook comes first
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ("PROFILE", "MODEL", "MODELS", "DATA", "STORE", "WORKERS", "CTX", "ARGS", "CELL", "TORCH_INDEX", "PYTHON")
+SETTINGS = ("PROFILE", "MODEL", "MODELS", "DATA", "STORE", "WORKERS", "CTX", "ARGS", "CELL", "LAUNCHER", "DRY_RUN")
+SETTINGS += ("TORCH_INDEX", "PYTHON")
 # A test sees neither what its caller typed nor the make above it, and loads nothing from a hub.
 for _name in (*SETTINGS, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):
     os.environ.pop(_name, None)

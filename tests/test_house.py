@@ -59,6 +59,10 @@ LINES_OF_KERNELS = 400
 DIALOGUES = ("assistant", "conversations", "config_conversations", "conversation_cells", "systems")
 CONVERSATIONS = {f"runs/{name}.py" for name in DIALOGUES}
 LINES_OF_CONVERSATIONS = 600
+# Likewise: what Slurm is told, asked and how it answers; every grid runs without it, on one machine. On each floor.
+SLURM = {f"runs/{name}.py" for name in ("slurm", "slurm_client", "config_launcher")}
+SLURM |= {f"scripts/{name}.py" for name in ("slurm", "slurm_task", "slurm_judge", "slurm_status")}
+LINES_OF_SLURM = 500
 # Likewise: what a reader is shown of the verdicts, figures, tables, the paper's numbers and the page; judging needs none.
 SHOWN = {
     f"analysis/{name}.py"
@@ -104,10 +108,10 @@ def test_the_rooms_are_there() -> None:
 def test_no_floor_outgrows_its_size(floor: str) -> None:
     lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in sources(floor)}
     apart = {"registration": REGISTRATION, "benchmark": BENCHMARK, "kernels": KERNELS}
-    apart |= {"conversations": CONVERSATIONS, "shown": SHOWN}
+    apart |= {"conversations": CONVERSATIONS, "shown": SHOWN, "slurm": SLURM}
     sizes = {what: sum(count for name, count in lines.items() if name in names) for what, names in apart.items()}
     assert sizes["registration"] <= LINES_OF_REGISTRATION and sizes["benchmark"] <= LINES_OF_BENCHMARK
-    assert sizes["shown"] <= LINES_OF_SHOWN
+    assert sizes["shown"] <= LINES_OF_SHOWN and sizes["slurm"] <= LINES_OF_SLURM
     assert sizes["kernels"] <= LINES_OF_KERNELS and sizes["conversations"] <= LINES_OF_CONVERSATIONS
     assert sum(lines.values()) - sum(sizes.values()) <= LINES_OF_FLOOR[floor]
 

@@ -132,6 +132,9 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
     plain = ("claims", "status", "plan", "explain", "gc", "readme", "verify", "freeze", "figures", "paper", "report")
     expected |= {name: [f"scripts.{name}"] for name in plain}
     expected |= {"judge-all": ["scripts.judge_all"]}
+    expected |= {f"slurm-claim-{n}": ["scripts.slurm", f"claim-{n}"] for n in range(1, 8)}
+    expected |= {f"slurm-extension-{n}": ["scripts.slurm", f"extension-{n}"] for n in range(1, 7)}
+    expected |= {"slurm-all": ["scripts.slurm", "all"], "slurm-status": ["scripts.slurm_status"]}
     expected |= {"retry-failed": ["scripts.retry_failed"], "test": ["pytest", "-q", "-n", "2", "--dist", "loadfile"]}
     got = {target: reports(make(checkout, target))[0]["argv"] for target in expected}
     assert got == {target: ["-m", *argv] for target, argv in expected.items()}
@@ -171,14 +174,26 @@ def test_help_is_the_default_and_lists_every_target() -> None:
     page = make(ROOT, "help").stdout
     assert make(ROOT).stdout == page
     listed = set(re.findall(r"^  make ([\w-]+)", page, re.MULTILINE))
-    general = {re.sub(r"^(judge)-extension-\d$|^(claim|extension|judge)-\d$", r"\1\2-N", name) for name in commands()}
+    pattern = r"^(judge|slurm-claim)-(?:extension-)?\d$|^(claim|extension)-\d$"
+    general = {re.sub(pattern, r"\1\2-N", name.replace("slurm-extension", "slurm-claim")) for name in commands()}
     assert listed == general
     for name in SETTINGS:
         assert f"{name}=" in page
 
 
 @pytest.mark.parametrize(
-    "target", ["claim-0", "claim-8", "claim-9", "claim-10", "claim-", "extension-7", "judge-9", "judge-extension-9"]
+    "target",
+    [
+        "claim-0",
+        "claim-8",
+        "claim-9",
+        "claim-10",
+        "claim-",
+        "extension-7",
+        "judge-9",
+        "judge-extension-9",
+        "slurm-claim-8",
+    ],
 )
 def test_unknown_claims_are_refused_in_one_line_before_anything_runs(checkout: Path, target: str) -> None:
     done = make(checkout, "claim-1", target)
