@@ -54,10 +54,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """Settings from PROFILE, MODEL, MODELS, DATA, STORE, WORKERS, CTX, ARGS, LAUNCHER.
-
-    Raises UserError for what does not fit.
-    """
+    """Settings from PROFILE, MODEL, MODELS, DATA, STORE, WORKERS, CTX, ARGS, LAUNCHER; UserError for what does not fit."""
     profile = _variable("PROFILE") or "laptop"
     if profile not in PROFILES:
         raise UserError(f"PROFILE={profile}: expected one of {', '.join(PROFILES)}")

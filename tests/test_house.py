@@ -62,7 +62,7 @@ LINES_OF_CONVERSATIONS = 600
 # Likewise: what Slurm is told, asked and how it answers; every grid runs without it, on one machine. On each floor.
 SLURM = {f"runs/{name}.py" for name in ("slurm", "slurm_client", "config_launcher")}
 SLURM |= {f"scripts/{name}.py" for name in ("slurm", "slurm_task", "slurm_judge", "slurm_status")}
-LINES_OF_SLURM = 500
+LINES_OF_SLURM = 520
 # Likewise: what a reader is shown of the verdicts, figures, tables, the paper's numbers and the page; judging needs none.
 SHOWN = {
     f"analysis/{name}.py"
