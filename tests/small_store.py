@@ -17,6 +17,7 @@ from scipy.stats import norm
 
 sys.path.insert(0, str(Path(__file__).parent / "analysis"))  # `planted` lies there, also where no pytest runs
 import planted
+import planted_conversations
 import planted_tasks
 
 from runs import prereg
@@ -35,6 +36,8 @@ KNOWN = 0.7  # share of requests that the model answers with the full cache
 LOST = {  # share of these that an arm loses, whichever policy
     ("aware", 0.25): 0.4, ("aware", 0.5): 0.15, ("agnostic", 0.1): 0.8, ("agnostic", 0.25): 0.5, ("agnostic", 0.5): 0.3,
 }  # fmt: skip
+AGES = (2, 8, 13, 17, 24, 28)  # in turns, of the facts that dialogues are asked for
+RECALLED, FORGOTTEN = 0.8, 0.6  # share of facts that the full cache recalls, and of these that a Poisson sample loses
 INDUCED, FAILED = 1.2, 0.8  # by how many standard deviations a loss raises the certificate, any failure -logprob
 
 
@@ -145,6 +148,10 @@ def plans() -> Iterator[tuple[Plan, Iterator[dict[str, Any]]]]:
     suite = ("single_needle", "multi_key_needle", "key_value_retrieval", "variable_tracking")
     synthetic = planted_tasks.plan(ROOT, 25, 2, planted_tasks.SYNTHETIC, suite, **header("synthetic", "planted suite"))
     yield (synthetic := _cut(synthetic, 50, ("model",))), task_rows(synthetic, np.random.default_rng(4))
+    asked = planted_conversations.plan(ROOT, 12, 100, ages=AGES, **header("assistant", "planted dialogues"))
+    asked = _cut(asked, 56, ("model",))
+    said = planted_conversations.world(asked, 5, RECALLED, FORGOTTEN, INDUCED)
+    yield asked, map(rounded, said.values())
 
 
 def _cut(made: Plan, size: int, by: tuple[str, ...] = ("model", "task")) -> Plan:

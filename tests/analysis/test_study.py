@@ -230,7 +230,7 @@ def test_figures_and_judge_all_need_no_torch(tmp_path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "synthetic rows" in done.stdout and "extension-2 not evaluated" in done.stdout
+    assert "synthetic rows" in done.stdout and "extension-3 not evaluated" in done.stdout
     assert all(claim_id in done.stdout for claim_id in prereg.IDS)
     for folder in ("figures", "tables", "numbers"):
         made = {f"{folder}/{path.name}" for path in (tmp_path / "paper" / folder).iterdir()}
