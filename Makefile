@@ -16,6 +16,7 @@
 ##   make explain        where one row comes from: make explain CELL=id
 ##   make gc             remove rows of designs that are no longer registered
 ##   make report         one HTML page of everything, analysis/out/report.html, which needs no network
+##   make demo           a conversation in the terminal: certificates, the gate, and what the full cache says
 ##   make readme         write README's verdict table from analysis/published
 ##   make verify         check prereg/ against its LOCK
 ##   make freeze         write a new LOCK, while no registered rows exist
@@ -51,7 +52,7 @@ EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 SLURM := $(CLAIMS:%=slurm-%) $(EXTENSIONS:%=slurm-%) slurm-all
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
-COMMANDS := claims status plan explain gc readme verify freeze figures paper report
+COMMANDS := claims status plan explain gc readme verify freeze figures paper report demo
 .PHONY: judge-all help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
 .PHONY: $(SLURM) slurm-status
 

@@ -129,7 +129,20 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
     expected |= {f"extension-{n}": ["scripts.claim", f"extension-{n}"] for n in range(1, 7)}
     expected |= {f"judge-{n}": ["scripts.judge", f"claim-{n}"] for n in range(1, 8)}
     expected |= {f"judge-extension-{n}": ["scripts.judge", f"extension-{n}"] for n in range(1, 7)}
-    plain = ("claims", "status", "plan", "explain", "gc", "readme", "verify", "freeze", "figures", "paper", "report")
+    plain = (
+        "claims",
+        "status",
+        "plan",
+        "explain",
+        "gc",
+        "readme",
+        "verify",
+        "freeze",
+        "figures",
+        "paper",
+        "report",
+        "demo",
+    )
     expected |= {name: [f"scripts.{name}"] for name in plain}
     expected |= {"judge-all": ["scripts.judge_all"]}
     expected |= {f"slurm-claim-{n}": ["scripts.slurm", f"claim-{n}"] for n in range(1, 8)}

@@ -66,6 +66,7 @@ class Gated:
     cache_bytes: int  # retained keys and values at the end of the compressed run
     full_bytes: int  # the same if nothing had been evicted
     peak_bytes: int | None  # the session's cache and the full one beside it, at the end of a recomputation
+    rejected: tuple[Any, ...] = field(compare=False, repr=False)  # what generate() returned of the runs before
 
 
 def random_state() -> list[Tensor]:

@@ -171,19 +171,21 @@ class Session(Serving):
         policy = self.options.policy if cache is None else cache.policy
         checks.check_gate(gate, policy, self.options.delta, len(checks.prompt_ids(args, kwargs)))
         spent, rerun = self.prefill_tokens, self.rerun_tokens
-        out = self._checked_generate(*args, **kwargs)
+        outs = [self._checked_generate(*args, **kwargs)]
         facts, spent, escalated = self.summary(), self.prefill_tokens - spent, None
         decision = gate.decide(certificate := report.decisive(facts))
         if decision == "escalate" and gate.escalate_to is not None:
-            out = self.escalate(gate.escalate_to)
+            outs.append(self.escalate(gate.escalate_to))
             escalated = report.decisive(self.summary())
             if gate.decide(escalated, escalated=True) == "recompute":
                 decision = "recompute"
         if decision == "recompute":
-            out = self.recompute()
+            outs.append(self.recompute())
+        *rejected, out = outs
         return out, Gated(
             facts["request"], decision, certificate, escalated, spent, self.rerun_tokens - rerun,
             facts["cache_bytes_after"], facts["cache_bytes_before"], self._peak if decision == "recompute" else None,
+            tuple(rejected),
         )  # fmt: skip
 
     def _call(self) -> Call:

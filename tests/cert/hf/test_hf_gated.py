@@ -62,6 +62,7 @@ def test_always_is_the_full_cache_and_never_is_the_compressed_run(family: str, m
     assert same(found[-1.0][0], model.generate(FULL, **settings))
     out, certificate, _ = compressed(model, mode, settings=settings)
     assert same(found[inf][0], out) and not same(found[inf][0], found[-1.0][0])
+    assert same(found[-1.0][1].rejected[0], out) and found[inf][1].rejected == ()
     assert found[-1.0][1].decision == "recompute" and found[inf][1].decision == "answer"
     assert found[-1.0][1].certificate == found[inf][1].certificate == certificate > 0
 
@@ -91,7 +92,7 @@ def test_escalation_keeps_a_superset_and_decides_again(family: str, mode: str) -
     assert record.peak_bytes is None
     with opened(model, mode) as (session, kwargs):
         out, record = session.gated(Gate(large / 2, 0.6), FULL, **kwargs, **GREEDY)
-    assert same(out, model.generate(FULL, **GREEDY))
+    assert same(out, model.generate(FULL, **GREEDY)) and same(record.rejected[1], want) and len(record.rejected) == 2
     assert (record.decision, record.certificate, record.escalated_certificate) == ("recompute", small, large)
 
 
