@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures_monitor import monitors
-from analysis.figures_tasks import CHOICES, COLOURS, GREY, Result, floats, measured
+from analysis.figures_tasks import CHOICES, COLOURS, GREY, LINE, Result, floats, measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,10 +26,10 @@ SYSTEMS: dict[str, tuple[str, Any, str]] = {  # colour, line, marker
 
 
 def gates(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
-    """Extension 2, two rows a model: recall by age and over the share recomputed; the monitors of coverage."""
+    """Extension 2, three rows a model: recall by age and over the share recomputed; coverage over time; the replay."""
     found = measured(result)
-    figure.set_size_inches(7.2, 1.2 + 5.0 * len(found))
-    parts = figure.subfigures(2, 1, height_ratios=(3, 2.4), squeeze=False)[:, 0]
+    figure.set_size_inches(7.2, 1.2 + 7.2 * len(found))
+    parts = figure.subfigures(3, 1, height_ratios=(3.1, 2.4, 2), squeeze=False)[:, 0]
     panels = parts[0].subplots(len(found), 2, squeeze=False, width_ratios=(4, 3))
     for (name, of), (left, right) in zip(found, panels, strict=True):
         _ages(left, of["ages"])
@@ -39,6 +39,8 @@ def gates(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     for axes, place in zip(panels[0], ("lower left", "lower right"), strict=True):
         parts[0].legend(*axes.get_legend_handles_labels(), loc=f"outside {place}", ncols=2)
     monitors(parts[1], {name: of["monitor"] for name, of in found})
+    for of, row in zip((of for _name, of in found), parts[2].subplots(len(found), 2, squeeze=False), strict=True):
+        _replays(row, of["replayed_paths"], of["monitor"]["delta"])
 
 
 def _ages(axes: "Axes", ages: Any) -> None:
@@ -65,6 +67,29 @@ def _curves(axes: "Axes", of: Any) -> None:
     axes.errorbar([at], y, (y - low, high - y), fmt="o", color=CHOICES["certificate"][0], ms=4, capsize=2)
     axes.set_xlabel("share recomputed")
     axes.set_ylim(-0.02, 1.02)
+
+
+def _replays(panels: Any, paths: Any, delta: float) -> None:
+    """The full run's query along the compressions: error and running radius, and the share of heads that crossed it."""
+    for path in paths:
+        turns = np.arange(len(path["err"])) + 1
+        for key, line in (("err", "-"), ("radius", (0, (1, 1)))):
+            shown = np.where(np.array(path[key]) > 0, path[key], np.nan)  # 0 until something is evicted: no logarithm
+            label = {"err": "error", "radius": "radius"}[key] if path is paths[0] else None
+            panels[0].plot(
+                turns, shown, color=COLOURS[0 if key == "err" else 1], ls=line, lw=0.7, alpha=0.7, label=label
+            )
+        panels[1].plot(turns, path["crossed"], color=COLOURS[0], lw=0.7, alpha=0.7)
+    if paths:
+        panels[0].set_yscale("log")
+        panels[0].legend(loc="lower right")
+    panels[1].axhline(delta, **LINE)
+    panels[0].set_title("replayed: a query's linearised error, median of heads")
+    panels[0].set_ylabel("share of the output's norm")
+    panels[1].set_title("heads that ever crossed")
+    panels[1].set_ylim(bottom=0)
+    for axes in panels:
+        axes.set_xlabel("turns")
 
 
 DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {"extension-2": gates}

@@ -74,6 +74,22 @@ def monitored(rows: pd.DataFrame, delta: float = 0.05, eta: float = 0.05) -> dic
     }  # fmt: skip
 
 
+def replays(rows: pd.DataFrame) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Replayed streaming (runs/replayed.py): its summary, and the path of each audited conversation.
+
+    crossed: the share of heads whose linearised error was ever above its time-uniform radius, the mean and the largest
+    over conversations; the mean has an expectation of at most delta, whatever the events, if the coins are fair.
+    """
+    known = rows[rows["replayed"].notna()]
+    paths = [
+        {"document": document, **json.loads(text)}
+        for document, text in zip(known["document"], known["replayed"], strict=True)
+    ]
+    last = [path["crossed"][-1] for path in paths]
+    summary = {"conversations": len(paths), "crossed": float(np.mean(last)) if last else None}
+    return summary | {"most_crossed": max(last, default=None)}, paths
+
+
 def _coin(document: str, own: pd.DataFrame) -> bool:
     """Whether a conversation was audited: one coin for all of its questions."""
     coins = set(own["audited"])

@@ -25,6 +25,7 @@ MEASURING += [
     "locomo",
     "locomo_metrics",
     "locomo_rows",
+    "replayed",
 ]
 
 

@@ -167,7 +167,7 @@ TASKS = RowSchema(
 # after was said, 1 for the last; wrong_label: a list names its reference as wrong (null: no list); turns: fed; left_out:
 # those there was no room for; budget: kept after each turn, 1 for full; audited: the conversation's coin; miss_steps,
 # miss_steps_strict: of its poisson rows, JSON, the share of heads whose served error is above the radius of level delta
-# (delta / 10), a number an answer step; the rest as for TASKS.
+# (delta / 10), a number an answer step; replayed: of its last question's, JSON, runs/replayed.py; the rest as for TASKS.
 CONVERSATIONS = RowSchema(
     pa.schema(
         [
@@ -179,11 +179,13 @@ CONVERSATIONS = RowSchema(
             *_fields(pa.bool_(), "audited wrong_label"),
             *_ANSWERED,
             *_KEPT,
-            *_fields(pa.string(), "miss_steps miss_steps_strict"),
+            *_fields(pa.string(), "miss_steps miss_steps_strict replayed"),
             *_fields(pa.float64(), "wall_s"),
         ]
     ),
-    frozenset(f"{_OPTIONAL} {_CERTIFICATES} {_COMPRESSED} age wrong_label miss_steps miss_steps_strict".split()),
+    frozenset(
+        f"{_OPTIONAL} {_CERTIFICATES} {_COMPRESSED} age wrong_label miss_steps miss_steps_strict replayed".split()
+    ),
 )
 
 SCHEMAS = {"replay": REPLAY, "tasks": TASKS, "conversations": CONVERSATIONS}

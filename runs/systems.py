@@ -23,6 +23,7 @@ from runs.conversations import SYSTEMS, Conversation
 from runs.data import Tokenizer
 from runs.decode import Asked, Ending, feed, together
 from runs.errors import UserError
+from runs.replayed import replayed
 
 METHOD = "conversations-1"  # part of every cell id: raise it when a change here changes a number
 TOGETHER = len(SYSTEMS)  # rows of a step, always: another number would round otherwise
@@ -63,7 +64,7 @@ def serve(
     with certified(serving.model, full, *options, arms=policies.values()) as session:
         ends = _ends(session, conversation, policies, audit)
         for i in range(len(conversation.questions)):
-            for name, row in zip(ends, _answered(session, serving, conversation, i, list(ends.values())), strict=True):
+            for name, row in zip(ends, _answered(session, serving, conversation, i, ends), strict=True):
                 yield {"request": i, "system": name, **row}
 
 
@@ -104,16 +105,22 @@ def _ends(session: Session, conversation: Conversation, policies: Mapping[str, P
 
 
 def _answered(
-    session: Session, serving: Serving, conversation: Conversation, i: int, ends: Sequence[_End]
+    session: Session, serving: Serving, conversation: Conversation, i: int, ends: Mapping[str, _End]
 ) -> Iterator[dict[str, Any]]:
     """A row for each end: the question fed on a fork of it, the answers decoded together."""
     question, example = conversation.questions[i], conversation.example
     ids = torch.tensor([question.ids], device=session.model.device)
-    asked = []
-    for end in ends:
+    replay = session.options.audit and i + 1 == len(conversation.questions) and {"full", "poisson"} <= set(ends)
+    asked, path = [], None
+    for name, end in ends.items():
         began = time.perf_counter()
         session.fork(of=end.cache)
+        cache = _cache(session)
+        if replay and name == "full":
+            cache.terms.arms = (serving.policies["poisson"],)  # keeps its last queries
         logits = feed(session.model, ids, session.cache_kwargs)[0]
+        if replay and name == "full":
+            path = replayed(cache, ends["poisson"].cache, serving.seed, serving.delta)
         asked.append(Asked(session.row(), logits, end.wall_s + time.perf_counter() - began))
     ending = Ending(conversation.max_new_tokens, frozenset(serving.stops), conversation.newline_stops)
     answers = together(session, asked, serving.tokenizer, ending, TOGETHER)
@@ -125,6 +132,7 @@ def _answered(
             "n_tokens": one.row.cache.events[-1],
             "miss_steps": _misses(table, one.row.request, serving.delta) if audited else None,
             "miss_steps_strict": _misses(table, one.row.request, serving.delta / STRICT) if audited else None,
+            "replayed": path if audited else None,
             "wall_s": one.wall_s,
         }
     session.blocks.clear()  # they were read; later summaries need not look through them

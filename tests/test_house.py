@@ -56,9 +56,9 @@ LINES_OF_BENCHMARK = 1450
 KERNELS = {f"cert/kernels/{name}.py" for name in ("__init__", "output", "flash")}
 LINES_OF_KERNELS = 400
 # Likewise: the grids of conversations, from their texts to an answer of each system; the harness runs them as any kind.
-DIALOGUES = ("assistant", "conversations", "config_conversations", "conversation_cells", "systems", "demo")
+DIALOGUES = ("assistant", "conversations", "config_conversations", "conversation_cells", "systems", "replayed", "demo")
 CONVERSATIONS = {f"runs/{name}.py" for name in DIALOGUES}
-LINES_OF_CONVERSATIONS = 750
+LINES_OF_CONVERSATIONS = 800
 # Likewise: what Slurm is told, asked and how it answers; every grid runs without it, on one machine. On each floor.
 SLURM = {f"runs/{name}.py" for name in ("slurm", "slurm_client", "config_launcher")}
 SLURM |= {f"scripts/{name}.py" for name in ("slurm", "slurm_task", "slurm_judge", "slurm_status")}

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.estimands import Cells, Measured, measured, number
 from analysis.gated import CERTIFICATE, RANDOM, SYSTEMS, Gated, answers, conversations, over, threshold
-from analysis.monitor import monitored
+from analysis.monitor import monitored, replays
 from analysis.requests import Draws, Mask, Records
 from analysis.verdict import Stratum
 from runs.registry import Claim
@@ -40,6 +40,7 @@ def _stratum(cells: Cells, claim: Claim, draws: Draws) -> tuple[Stratum, dict[st
     much = [f"{rate:.1%} recomputed, at most {most:.0%}: the full cache by another name"] if rate > most else []
     stratum = Stratum(cells.name, measures, n, clusters, obstacles=(*found.obstacles(claim), *few, *much))
     fixed = Gated(found, over(found, number(claim, "absolute")), draws)
+    replayed, paths = replays(poisson := _poisson(cells, task))
     beside = {
         **_recall(gated),
         "recomputed": gated.rate(),
@@ -48,7 +49,9 @@ def _stratum(cells: Cells, claim: Claim, draws: Draws) -> tuple[Stratum, dict[st
         "recomputed_absolute": fixed.rate(),
         **_calibration(known, claim, draws),
         **_costs(gated),
-        "monitor": monitored(_poisson(cells, task), number(claim, "delta")),
+        "monitor": monitored(poisson, number(claim, "delta")),
+        "replayed": replayed,
+        "replayed_paths": paths,
         "left_out": {"failed pairs": found.failed},
     }
     return stratum, beside

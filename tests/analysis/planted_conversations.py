@@ -45,6 +45,8 @@ def row(cell: dict, official: float, certificate: float = 1.0, logprob: float = 
     """An answer with the given score and signals; the rest is plain. Only the Poisson system has a certificate."""
     value, full = float(certificate) if cell["system"] == "poisson" else None, cell["system"] == "full"
     steps = [0.0, 0.1] if cell["system"] == "poisson" and cell["audited"] else None
+    path = {"tokens": [50, 90], "err": [0.0, 0.2], "radius": [0.0, 0.5], "crossed": [0.0, 0.04]} if steps else None
+    path = path if cell["request"] == len(AGES) - 1 else None
     return dict.fromkeys(CONVERSATIONS.arrow.names) | cell | {
         "status": "ok", "context_tokens": 1000, "prompt_tokens": 1020, "answer_tokens": 3, "truncated": False,
         "prediction": "a", "stop": "token", "answers": '["a"]', "metric": "contains longbench-v1/1",
@@ -55,6 +57,7 @@ def row(cell: dict, official: float, certificate: float = 1.0, logprob: float = 
         "budget_tokens": 1000 if full else 100, "budget_raised": False, "expected_budget": 1.0 if full else 0.1,
         "realised_budget": 1.0 if full else 0.1, "cache_bytes_before": 10_000, "cache_bytes_after": 10_000 if full else 1000,
         "miss_steps": steps and json.dumps(steps), "miss_steps_strict": steps and json.dumps([0.0, 0.0]), "wall_s": 0.1,
+        "replayed": path and json.dumps(path),
     } | over  # fmt: skip
 
 

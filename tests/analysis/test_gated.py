@@ -164,6 +164,8 @@ def test_planted_truths_are_recovered() -> None:
     assert beside["prefill_tokens"][RANDOM] == pytest.approx(1020 * mask.mean())
     assert beside["cache_bytes"] == {"full": 10_000, "poisson": 1000} and beside["peak_bytes"] == 11_000
     assert beside["dialogue_tokens"] == 1000
+    assert beside["replayed"] == {"conversations": 15, "crossed": pytest.approx(0.04), "most_crossed": 0.04}
+    assert len(beside["replayed_paths"]) == 15 and beside["replayed_paths"][1]["document"] == "assistant 2"
     assert beside["monitor"]["audited"] == 15 and beside["monitor"]["miss"] == pytest.approx(0.05)
 
 

@@ -6,6 +6,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from analysis import monitor
 from cert.certificate import radius
@@ -27,7 +30,7 @@ QUESTIONS = tuple(
     Question("room", ids, ("a", "b"), age=age) for ids, age in (((9, 40, 77, 3), 2), ((63,), 7), ((5, 8, 200), 9))
 )
 TALK = Conversation("assistant", "d" * 64, TURNS, QUESTIONS, "contains", 6, newline_stops=False)
-AUDIT = ("miss_steps", "miss_steps_strict")
+AUDIT = ("miss_steps", "miss_steps_strict", "replayed")
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +137,12 @@ def test_asking_leaves_the_end_of_the_history_as_it_was(model, monkeypatch) -> N
     answered = systems._answered
 
     def watched(session, how, talk, i, found):
-        before = [checksum(end.cache) for end in found]
+        before = [checksum(end.cache) for end in found.values()]
         yield from answered(session, how, talk, i, found)
-        seen.append(before == [checksum(end.cache) for end in found])
+        seen.append(before == [checksum(end.cache) for end in found.values()])
 
     monkeypatch.setattr(systems, "_answered", watched)
-    rows(model)
+    rows(model, audit=True)
     assert seen == [True] * 3
 
 
@@ -200,6 +203,7 @@ def test_an_audit_changes_nothing_but_its_own_columns(model, all_rows) -> None:
     for key, row in all_rows.items():
         assert same(seen[key], *AUDIT) == same(row, *AUDIT)
         assert (seen[key]["miss_steps"] is not None) == (key[1] == "poisson")
+        assert (seen[key]["replayed"] is not None) == (key == (2, "poisson"))
 
 
 def test_misses_are_shares_of_heads_whose_served_error_exceeds_the_radius(model) -> None:
@@ -229,6 +233,57 @@ def test_misses_are_shares_of_heads_whose_served_error_exceeds_the_radius(model)
     plain = [x for request in range(3) for x in json.loads(found[request, "poisson"]["miss_steps"])]
     assert told == pytest.approx(strict, abs=1e-9)
     assert all(few <= many for few, many in zip(told, plain, strict=True)) and sum(told) < sum(plain)
+
+
+def test_the_replayed_path_is_that_of_the_full_runs_query_by_its_definition(model) -> None:
+    """S_t from the weights that the streamed cache had after each event, and q, k, v of a plain forward."""
+    said = json.loads(rows(model, audit=True)[2, "poisson"]["replayed"])
+    whole = torch.tensor([[*TALK.history, *QUESTIONS[2].ids]])
+    queries, made = {}, serving(model)
+
+    def keep(module, query, key, value, *args, **kwargs):
+        queries[module.layer_idx] = query[0, :, -1], key[0], value[0]
+        return eager(module, query, key, value, *args, **kwargs)
+
+    eager = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    AttentionInterface.register("kept", keep)
+    AttentionMaskInterface.register("kept", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    before = model.config._attn_implementation
+    model.set_attn_implementation("kept")
+    with torch.no_grad():
+        model(whole)
+    model.set_attn_implementation(before)
+    errs, norms = [], []
+    with certified(model, made.policies["poisson"], 0.05, 0, TALK.document) as session:
+        for turn in TURNS:
+            session.prefill(list(turn))
+            session.compress()
+            cache, now, size = session.cache, [], []
+            for index, (q, k, v) in queries.items():
+                layer = cache.compressible[index]
+                for head in range(q.shape[0]):
+                    kv = head * k.shape[0] // q.shape[0]
+                    p = (layer.scale * k[kv] @ q[head]).softmax(0)
+                    out = p @ v[kv]
+                    y = p[:, None] * (v[kv] - out)
+                    weight = torch.zeros(len(p))
+                    here = layer.real[0, kv]
+                    at = (
+                        torch.arange(layer.length)[here]
+                        if layer.position is None
+                        else layer.position[0, kv][here].long()
+                    )
+                    weight[at] = 1 / layer.prob[0, kv][here]
+                    weight[layer.length :] = 1
+                    now.append(((weight - 1) @ y).norm().item())
+                    size.append(out.norm().item())
+            errs.append(now)
+            norms = size
+    medians = pd.DataFrame(errs).div(norms, axis=1).median(axis=1).tolist()
+    assert said["tokens"] == [sum(map(len, TURNS[: t + 1])) for t in range(9)]
+    assert said["err"] == pytest.approx(medians, rel=1e-3, abs=1e-6) and said["err"][-1] > 0
+    assert all(a <= b for a, b in zip(said["crossed"], said["crossed"][1:], strict=False))
+    assert all(small <= wide for small, wide in zip(said["err"][2:], said["radius"][2:], strict=True))
 
 
 def test_the_coin_is_addressed_and_has_its_probability() -> None:
