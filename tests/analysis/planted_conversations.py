@@ -46,7 +46,7 @@ def row(cell: dict, official: float, certificate: float = 1.0, logprob: float = 
     value, full = float(certificate) if cell["system"] == "poisson" else None, cell["system"] == "full"
     steps = [0.0, 0.1] if cell["system"] == "poisson" and cell["audited"] else None
     path = {"tokens": [50, 90], "err": [0.0, 0.2], "radius": [0.0, 0.5], "crossed": [0.0, 0.04]} if steps else None
-    path = path if cell["request"] == len(AGES) - 1 else None
+    path = path if cell["request"] == 0 else None
     return dict.fromkeys(CONVERSATIONS.arrow.names) | cell | {
         "status": "ok", "context_tokens": 1000, "prompt_tokens": 1020, "answer_tokens": 3, "truncated": False,
         "prediction": "a", "stop": "token", "answers": '["a"]', "metric": "contains longbench-v1/1",
