@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -77,16 +78,20 @@ class Scene:
             yield Told(plain(user), plain(reply), fed, round((_cache(session).realised or 1.0) * fed))
 
     def certificates(self, session: Session, end: CertifiedCache, questions: Sequence[Question]) -> list[float | None]:
-        """Certificates of answers to these questions, decoded together as the grid does; None where undefined."""
-        asked = []
-        for question in questions:
-            session.fork(of=end)
-            ids = torch.tensor([question.ids], device=session.model.device)
-            asked.append(Asked(logits=feed(session.model, ids, session.cache_kwargs)[0], row=session.row(), wall_s=0.0))
+        """Certificates of answers to these questions, None where undefined; those of one length decoded together."""
         stops = frozenset(stop_ids(self.tokenizer, session.model.generation_config))
         ending = Ending(self.conversation.max_new_tokens, stops, self.conversation.newline_stops)
-        together(session, asked, self.tokenizer, ending, len(asked))
-        return [decisive(session.summary(one.row.request)) for one in asked]
+        found = []
+        for _, alike in groupby(sorted(questions, key=_length), _length):
+            asked = []
+            for question in alike:
+                session.fork(of=end)
+                ids = torch.tensor([question.ids], device=session.model.device)
+                logits = feed(session.model, ids, session.cache_kwargs)[0]
+                asked.append(Asked(session.row(), logits, wall_s=0.0))
+            together(session, asked, self.tokenizer, ending, len(asked))
+            found += [decisive(session.summary(one.row.request)) for one in asked]
+        return found
 
     def heard(self, session: Session, end: CertifiedCache, question: Question, gate: Gate) -> Heard:
         """Ask on a fork of the history's end, through the gate."""
@@ -115,6 +120,10 @@ class Scene:
             return torch.tensor(["\n" in new.lstrip("\n")], device=ids.device)
 
         return stop
+
+
+def _length(question: Question) -> int:
+    return len(question.ids)
 
 
 def _cache(session: Session) -> CertifiedCache:

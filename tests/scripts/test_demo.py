@@ -6,6 +6,7 @@ import re
 import pytest
 
 from cert.gate import quantile_threshold
+from cert.hf.call import Gated
 from runs import demo as scenes
 from runs.registry import load
 from scripts import demo
@@ -33,6 +34,7 @@ def said_threshold(page: str) -> float:
 
 def test_the_page_says_what_the_gate_did(capsys, monkeypatch) -> None:
     """Calibrated on the questions that are not shown; every decision is the threshold's; the sums are the lines'."""
+    monkeypatch.setenv("ARGS", "assistant.facts=12")
     calibrated, heard, given = [], [], []
     real, asks = scenes.Scene.certificates, scenes.Scene.heard
     monkeypatch.setattr(scenes.Scene, "certificates", lambda *x: calibrated.append(real(*x)) or calibrated[-1])
@@ -48,18 +50,19 @@ def test_the_page_says_what_the_gate_did(capsys, monkeypatch) -> None:
     turns = re.findall(r"^turn +(\d+)  .* +([\d,]+) fed +([\d,]+) kept$", page, re.MULTILINE)
     assert [int(number) for number, _, _ in turns] == list(range(1, 31))
     fed, kept = ([int(turn[i].replace(",", "")) for turn in turns] for i in (1, 2))
-    assert sorted(fed) == fed and fed[-1] > 3000 and abs(kept[-1] / fed[-1] - 0.1) < 0.01 and kept[0] == fed[0]
-    ((certificate,),) = calibrated  # six facts, five shown
-    assert said_threshold(page) == round(quantile_threshold([certificate], RHO), 4) == round(certificate, 4)
-    assert "1 of the other questions" in page and len(heard) == 5
+    assert sorted(fed) == fed and fed[-1] > 3000 and abs(kept[-1] / fed[-1] - 0.1) < 0.01 and 40 < kept[0] <= fed[0]
+    (certificates,) = calibrated
+    threshold = quantile_threshold(certificates, RHO)
+    assert said_threshold(page) == round(threshold, 4) and len({*certificates}) == 7
+    assert "7 of the other questions" in " ".join(page.split()) and len(heard) == 5
     assert [one.age for one in heard] == sorted({one.age for one in heard})
     noted = re.findall(r"certificate ([\d.]+): (answer|recompute)$", page, re.MULTILINE)
     for one, (value, decision) in zip(heard, noted, strict=True):
-        assert one.gated.decision == decision == ("answer" if one.gated.certificate <= certificate else "recompute")
+        assert one.gated.decision == decision == ("answer" if one.gated.certificate <= threshold else "recompute")
         assert float(value) == round(one.gated.certificate, 4) and len(one.answers) == 1 + (decision == "recompute")
         assert f"{one.question} " in page and f": {one.value}\n" in page and f"said {one.age} turn" in page
     again = [one for one in heard if one.gated.decision == "recompute"]
-    assert 0 < len(again) < 5 and page.count("  full cache  ") == len(again)
+    assert again and page.count("  full cache  ") == len(again)
     prompts = [len(conversation.history) + len(question.ids) for conversation, _, question in given]
     spent = sum(tokens for tokens, one in zip(prompts, heard, strict=True) if one in again)
     assert re.search(rf"^answered +{5 - len(again)} +0 +0 +0$", page, re.MULTILINE)
@@ -85,11 +88,35 @@ def test_without_a_published_result_there_is_none() -> None:
 
 
 def test_with_a_published_threshold_nothing_is_calibrated(capsys, monkeypatch) -> None:
-    demo.PUBLISHED.write_text(json.dumps({"profile": "smoke", "beside": {NAME: {"threshold": 1000.0}}}))
+    """One in the middle of this model's certificates: some answers stand and others do not."""
+    demo.PUBLISHED.write_text(json.dumps({"profile": "smoke", "beside": {NAME: {"threshold": 2.6}}}))
     monkeypatch.setattr(scenes.Scene, "certificates", None)
     page = shown(capsys)
-    assert said_threshold(page) == 1000 and "as published" in " ".join(page.split())
-    assert re.search(r"^answered +5 +\d +\d +0$", page, re.MULTILINE) and "nothing recomputed" in page
+    assert said_threshold(page) == 2.6 and "as published" in " ".join(page.split())
+    noted = re.findall(r"certificate ([\d.]+): (answer|recompute)$", page, re.MULTILINE)
+    assert [decision for _, decision in noted] == ["answer" if float(x) <= 2.6 else "recompute" for x, _ in noted]
+    kept = sum(decision == "answer" for _, decision in noted)
+    assert 0 < kept < 5 == len(noted) and page.count("  full cache  ") == 5 - kept
+    assert re.search(rf"^answered +{kept} +0 +0 +0$", page, re.MULTILINE)
+    assert re.search(rf"^recomputed +{5 - kept} +0 +0 +[\d,]+$", page, re.MULTILINE)
+
+
+def test_the_table_adds_up(capsys) -> None:
+    """Right after the gate, and right before it; bytes of both caches where one was recomputed, else none."""
+
+    def one(decision: str, right: tuple[bool, ...], spent: int, peak: int | None) -> scenes.Heard:
+        record = Gated(0, decision, 0.5, None, 0, spent, 1, 1, peak, ())
+        return scenes.Heard("q", 1, "v", ("a",) * len(right), right, record)
+
+    stood = [one("answer", (True,), 0, None), one("answer", (False,), 0, None)]
+    redone = [one("recompute", (False, True), 1000, 2 * 10**6), one("recompute", (True, False), 1200, 10**6)]
+    demo.table([*stood, *redone, one("recompute", (False, True), 1, 1)], (10**7, 10**6), 3.4)
+    page = capsys.readouterr().out
+    numbers = [re.findall(r"[\d,.]+", text) for text in page.splitlines() if re.match("answered|recomputed", text)]
+    assert numbers == [["2", "1", "1", "0"], ["3", "2", "1", "2,201"]]
+    assert "1.0 MB compressed, 10.0 MB in full" in page and "2.0 MB, both" in page and " 3 s," in page
+    demo.table(stood, (10**7, 10**6), 3.4)
+    assert "nothing recomputed" in capsys.readouterr().out
 
 
 def test_the_questions_are_shown_evenly_over_the_ages() -> None:
