@@ -55,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
             known = scene.certificates(session, end, others)
             threshold, source = quantile_threshold(known, rho), f"{len(known)} of the other questions, asked just now"
         said(
-            f"Questions, each on a fork of that cache. The gate recomputes above {threshold:.4f}, which about "
-            f"{100 * rho:g} % exceed by {source}."
+            f"Questions, each on a fork of that cache. The gate recomputes above {threshold:.4f}: by {source}, about "
+            f"{100 * rho:g} % of the certificates lie there."
         )
         heard = [answered(scene.heard(session, end, question, Gate(threshold))) for question in shown]
         table(heard, end.prefix_bytes, time.monotonic() - began)

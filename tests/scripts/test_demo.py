@@ -29,7 +29,7 @@ def shown(capsys) -> str:
 
 
 def said_threshold(page: str) -> float:
-    return float(re.search(r"recomputes\s+above\s+(-?[\d.]+|inf),", page)[1])
+    return float(re.search(r"recomputes\s+above\s+(-?[\d.]+|inf):", page)[1])
 
 
 def test_the_page_says_what_the_gate_did(capsys, monkeypatch) -> None:
