@@ -16,12 +16,17 @@ from cert.hf.arguments import check_ids, expect
 from cert.hf.attention import NAME, own_implementation
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import CACHE_NAMES
-from cert.hf.families import LATENT, REFUSED, TESTED
+from cert.hf.families import refusal, untested
 from cert.hf.state import OPEN, State
 from cert.kernels import Case, best_kernel
 from cert.policy import Policy
 
 MODES = {"greedy_search", "sample"}
+PARTED = (
+    "{name}: a forward inside generate() without the cache it began with: the model has dropped it, or a logits "
+    "processor or a stopping criterion calls the model, where use_cache=False is expected"
+)
+RUNNING = "called inside a running generate(), whose request it would part in two: expected when that has ended"
 BARE = {"custom_generate": "a custom generation loop", "assistant_model": "assisted decoding"}
 
 
@@ -41,10 +46,8 @@ def check_model(model: PreTrainedModel) -> None:
         raise CertError(f"{name}: its forward takes no cache")
     if any(id(module) in state.modules for state in OPEN for module in attention_modules(model)):
         raise CertError(f"{name}: is in another certified() session")
-    if getattr(config, "num_kv_shared_layers", 0) or "reuse" in (getattr(config, "kv_sharing_modes", None) or ()):
-        raise CertError(f"{name}: layers share their keys and values (KV sharing)")
-    if config.model_type in REFUSED:
-        raise CertError(f"{name}: {REFUSED[config.model_type]}")
+    if why := refusal(config):
+        raise CertError(f"{name}: {why}")
     kinds = [type(layer) for layer in DynamicCache(config=model.config).layers]
     if other := sorted({kind.__name__ for kind in kinds} - {"DynamicLayer", "DynamicSlidingWindowLayer"}):
         raise CertError(f"{name}: cache layers of kind {other[0]}; expected full and sliding attention")
@@ -55,14 +58,10 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def _check_attention(name: str, config: PreTrainedConfig) -> None:
-    if getattr(config, "use_bidirectional_attention", None):
-        raise CertError(f"{name}: use_bidirectional_attention is set, which the retained attention does not support")
-    if getattr(config, "kv_lora_rank", None):
-        raise CertError(f"{name}: {LATENT}")
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
         raise CertError(f"{name}: sdpa leaves out attn_logit_softcapping; load it with attn_implementation='eager'")
-    if config.model_type not in TESTED:
-        raise CertError(f"{name}: model type {config.model_type!r} is not among the tested ones (docs/models.md)")
+    if why := untested(config):
+        raise CertError(f"{name}: {why}")
 
 
 def _check_modules(model: PreTrainedModel, name: str, layers: int) -> None:
@@ -86,6 +85,15 @@ def first_kernel(model: PreTrainedModel, state: State) -> tuple[str, str]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     what = (head_dim, getattr(config, "attn_logit_softcapping", None), state.weights(options.policy))
     return best_kernel(Case(model.device.type, model.dtype, *what), options.kernel)
+
+
+def check_rotation(longrope: int | None, seen: int, total: int) -> None:
+    """Refuse a text that grows past the length from which longrope rotates all keys otherwise, those cached included."""
+    if longrope is not None and 0 < seen <= longrope < total:
+        raise CertError(
+            f"longrope: beyond {longrope} tokens all keys are rotated otherwise, and {seen} are cached already: end the "
+            f"text there, or begin with more than {longrope} in one forward; recompute() is the model alone"
+        )
 
 
 def check_generate(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

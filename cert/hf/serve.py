@@ -13,6 +13,7 @@ from cert.hf.attention import NAME, give_back, take_over
 from cert.hf.cache import CertifiedCache
 from cert.hf.call import CACHE_NAMES, Call, given_cache, kept, random_state, without_cache
 from cert.hf.compress import compress
+from cert.hf.families import longrope_length
 from cert.hf.plans import Plans
 from cert.hf.state import OPEN, Options, State
 from cert.hf.together import Row, Together
@@ -29,6 +30,7 @@ class Serving(State):
         self._smaller: tuple[Plans, ...] = ()  # what runs at smaller budgets decided, while escalating
         self._owned: WeakSet[CertifiedCache] = WeakSet()
         self._prompt: int | None = None  # length of generate's prompt, while it runs
+        self._mine: CertifiedCache | None = None  # the cache it runs on, from its first forward on
         self._answered = False  # the request had its generate(): what follows is another
         self._talking = False  # whether prefill() goes on with the cache there is
         self._plain, self._over = False, False  # recompute(): the model alone; the block has ended
@@ -37,7 +39,9 @@ class Serving(State):
         self._last: Call | None = None
         self._parameters = list(inspect.signature(model.forward).parameters)
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
-        self._vocabulary: int = model.config.get_text_config().vocab_size
+        config = model.config.get_text_config(decoder=True)
+        self._vocabulary: int = config.vocab_size
+        self._longrope = longrope_length(config)
         self._keyword = next(name for name in CACHE_NAMES if name in self._parameters)
 
     def _open(self) -> None:
@@ -82,12 +86,14 @@ class Serving(State):
         ids = arguments.check_ids("forward", kwargs.get("input_ids"))
         if isinstance(given, Together):
             self._check_rows(given.rows)
-            arguments.check_fed(ids, self._vocabulary, kwargs.get("position_ids"), given.get_seq_length())
+            seen = given.get_seq_length()
+            arguments.check_fed(ids, self._vocabulary, kwargs.get("position_ids"), seen)
+            checks.check_rotation(self._longrope, seen, seen + ids.shape[1])
             given.feed(ids)
             self.batch = given
             return (), kwargs | {self._keyword: given}
         cache = checks.check_cache(given, self._owned)
-        seen = 0 if cache is None else cache.length
+        seen = self._check_kept(cache, ids.shape[1])
         arguments.check_mask(kwargs.get("attention_mask"), len(ids), seen + ids.shape[1])
         arguments.check_fed(ids, self._vocabulary, kwargs.get("position_ids"), seen)
         if cache is None:
@@ -102,6 +108,15 @@ class Serving(State):
         cache.feed(ids)
         self.running = cache
         return (), kwargs | {self._keyword: cache}
+
+    def _check_kept(self, cache: CertifiedCache | None, new: int) -> int:
+        """Tokens seen so far. Inside generate() a forward goes on with the cache it began with: some models drop it."""
+        begun = cache if self._prompt is None else self._mine
+        seen = 0 if begun is None else begun.length
+        checks.check_rotation(self._longrope, seen, seen + new if self._prompt is None else max(self._prompt, seen + 1))
+        kept = begun is None or cache is begun
+        checks.require(kept, checks.PARTED.format(name=type(self.model).__name__))
+        return seen
 
     def _check_rows(self, rows: Sequence[Row | None]) -> None:
         checks.require(self.options.compress_every is None, "together: compress_every would part caches of one length")
@@ -121,6 +136,7 @@ class Serving(State):
         cache = CertifiedCache(self.model.config, self._policy, options.audit, often, options.arms)
         cache.terms.signals = options.signals
         self._owned.add(cache)
+        self._mine = None if self._prompt is None else cache
         self._begin(rows, cache)
         return cache
 
@@ -140,8 +156,16 @@ class Serving(State):
 
     def reset(self) -> None:
         """The next prefill() begins a new conversation; what was recorded stays."""
+        self._require_idle()
         self._end()
         self.cache = self.running = self._conversation = None
+
+    def _require_open(self) -> None:
+        checks.require(not self._over, "this certified() session has ended: open another one")
+
+    def _require_idle(self) -> None:
+        self._require_open()
+        checks.require(self._prompt is None, checks.RUNNING)
 
     def _due(self, cache: CertifiedCache, new: int) -> bool:
         """Whether the prefill has ended, or enough tokens came since the last compression."""
@@ -167,6 +191,7 @@ class Serving(State):
 
     def _checked_generate(self, *args: Any, **kwargs: Any) -> Any:
         """generate(), refused by name where it cannot be served, its arguments kept."""
+        self._require_idle()
         checks.check_generate(self.model, args, kwargs)
         cache = checks.check_cache(given_cache(kwargs), self._owned)
         ids = checks.prompt_ids(args, kwargs)
@@ -184,12 +209,12 @@ class Serving(State):
         """generate() from this cache, or from an empty one; what its compressions decide is kept with the call."""
         if cache is None:
             self.reset()
-        self._prompt, self._talking = call.ids.shape[1], cache is not None
+        self._prompt, self._mine, self._talking = call.ids.shape[1], cache, cache is not None
         self._answered |= self.step > 0
         try:
             return self._generate(*call.args, **kwargs)
         finally:
-            used = self.cache if cache is None else cache
-            self._prompt, self._answered, self._conversation = None, True, used
+            used, self._prompt, self._mine = self._mine, None, None
+            self._answered, self._conversation = True, used
             if used is not None:
                 call.runs[budget] = used.plans

@@ -22,9 +22,6 @@ from cert.policy import Policy
 class Session(Serving):
     """An open certified() block. A request is one generate(), or one fresh cache in a loop of your own."""
 
-    def _require_open(self) -> None:
-        checks.require(not self._over, "this certified() session has ended: open another one")
-
     @property
     def certificates(self) -> dict[str, list[Any]]:
         """Columns request, step, layer, head, position, radius, relative, out_norm, assisted, flags, reason.
@@ -56,7 +53,7 @@ class Session(Serving):
         [batch, n]; chunk: tokens a forward, all at once by default. Returns the logits [batch, vocabulary] of the last
         token. Raises CertError for anything else.
         """
-        self._require_open()
+        self._require_idle()
         rows = arguments.as_rows(ids).to(self.model.device)
         fits = chunk is None or arguments.number(chunk, Integral) >= 1
         arguments.expect(fits, "chunk", chunk, "at least 1 token, or None for all")
@@ -93,7 +90,7 @@ class Session(Serving):
         policy: the copy's own, while nothing was compressed; certified(arms=...) must have named its score. The copy is
         what compress(), prefill() and summary() then mean; returns its cache_kwargs. Raises CertError otherwise.
         """
-        self._require_open()
+        self._require_idle()
         arguments.expect(policy is None or isinstance(policy, Policy), "fork to policy", policy, "a Policy, or None")
         if of is None:
             of = self._current() if self._conversation is None else self._conversation
@@ -189,7 +186,7 @@ class Session(Serving):
         )  # fmt: skip
 
     def _call(self) -> Call:
-        self._require_open()
+        self._require_idle()
         if self._last is None:
             raise CertError("nothing to run again: no generate() in this session yet")
         return self._last
