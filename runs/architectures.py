@@ -1,4 +1,4 @@
-"""What may enter extension 4: a tested architecture, its weights moved from where they start.
+"""What the replay measures, and what may enter extension 4: tested architectures, weights moved from where they start.
 
 That weights were trained, no file can prove. What is checked is that they are not plainly fresh: `tiny` is refused by
 name, and so are files in which every vector (norms, biases) is one repeated number, as all libraries initialise them.
@@ -11,21 +11,26 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
 
-from cert.hf.families import TESTED
+from cert.hf.families import refusal, untested
 from runs.errors import UserError
 from runs.models import config_of, explained, location
 from runs.sources import Source
 
+CAPPED = "soft-capped logits, whose cap its formulas leave out, so that they would not be the model's attention"
+
+
+def check_architecture(source: Source) -> None:
+    """Raise UserError, naming the model, for an architecture whose attention the replay would measure wrongly."""
+    config = config_of(source).get_text_config(decoder=True)
+    capped = CAPPED if getattr(config, "attn_logit_softcapping", None) else None
+    if why := refusal(config) or untested(config) or capped:
+        raise UserError(f"model {source.name}: the replay cannot measure it: {why}")
+
 
 def admit(source: Source) -> None:
-    """Raise UserError, naming the model, for random weights and for an architecture the replay was not tested on."""
+    """Raise UserError, naming the model, for weights that are plainly random."""
     if not source.trained:
         raise UserError(f"model {source.name}: random weights are never evidence; expected trained ones")
-    config = config_of(source).get_text_config(decoder=True)
-    if config.model_type not in TESTED:
-        raise UserError(f"model {source.name}: model type {config.model_type!r} is not a tested one (docs/models.md)")
-    if getattr(config, "attn_logit_softcapping", None):
-        raise UserError(f"model {source.name}: the replay does not support soft-capped logits")
     with explained(source, "weights"):
         constant = [bool((vector == vector[0]).all()) for vector in _vectors(source)]
     if constant and all(constant):

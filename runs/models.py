@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from cert.hf.families import longrope_length
 from runs.data import Tokenizer
 from runs.errors import UserError
 from runs.sources import TINY, Source, cache_folder, file_sha256
@@ -46,6 +48,7 @@ class Shape:
     kv_heads: int
     positions: int
     vocabulary: int
+    longrope: int | None  # the length beyond which all keys are rotated otherwise, where there is one
 
 
 def shape(source: Source) -> Shape:
@@ -69,7 +72,7 @@ def _shape(source: Source, config: PreTrainedConfig) -> Shape:
     numbers = (count, config.num_attention_heads, kv_heads, config.max_position_embeddings, config.vocab_size)
     if not all(isinstance(x, int) and x >= 1 for x in numbers) or config.num_attention_heads % kv_heads:
         raise UserError(f"model {source.name}: its config has layers, heads, KV heads, positions, words {numbers}")
-    return Shape(layers, *numbers[1:])
+    return Shape(layers, *numbers[1:], longrope_length(config))
 
 
 def load_tokenizer(source: Source) -> Tokenizer:
@@ -130,10 +133,8 @@ class explained:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UserError) or not isinstance(error, Exception):
             return
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(
-            f"model {self.source.path or self.source.name}: cannot load its {self.what}: {first[:200]}"
-        ) from error
+        said = shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+        raise UserError(f"model {self.source.path or self.source.name}: cannot load its {self.what}: {said}") from error
 
 
 def _tiny(dtype: torch.dtype) -> PreTrainedModel:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from runs.architectures import admit
+from runs.architectures import admit, check_architecture
 from runs.capture import decode
 from runs.cells import cell_id
 from runs.config import ROLES
@@ -19,8 +19,12 @@ from runs.replay import METHOD, replay_document, spread, spread_heads
 
 
 def documents(part: Part) -> list[Document]:
-    """The documents of one part. Raises UserError where there are too few, or longer than the model's positions."""
+    """The documents of one part.
+
+    Raises UserError where there are too few, or they do not fit the model, and for one that the replay cannot measure.
+    """
     replay = part.config.replay
+    check_architecture(part.source)
     if part.grid == "architectures" and part.config.profile != "smoke":
         admit(part.source)
     of = shape(part.source)
@@ -28,6 +32,11 @@ def documents(part: Part) -> list[Document]:
     if replay.ctx_tokens + replay.steps > of.positions:
         raise UserError(
             f"{replay.ctx_tokens} context tokens and {replay.steps} steps: {part.model} has {of.positions} positions"
+        )
+    if of.longrope is not None and replay.ctx_tokens <= of.longrope < replay.ctx_tokens + replay.steps:
+        raise UserError(
+            f"{replay.ctx_tokens} context tokens and {replay.steps} steps: {part.model} rotates all keys otherwise beyond "
+            f"{of.longrope} tokens (longrope); expected CTX= beyond that, or so that the steps end there"
         )
     check_weights(part.source)
     tokenizer = load_tokenizer(part.source)
@@ -44,8 +53,8 @@ def layers(part: Part, of: Shape) -> tuple[int, ...]:
     """The layers captured: evenly spread over those with full attention. Raises UserError where there are too few."""
     if part.config.replay.layers > len(of.layers) or part.config.replay.heads > of.heads:
         raise UserError(
-            f"{part.model}: {len(of.layers)} full-attention layers and {of.heads} heads; expected at least "
-            f"{part.config.replay.layers} and {part.config.replay.heads}"
+            f"{part.model}: {len(of.layers)} full-attention layers and {of.heads} query heads; the replay of "
+            f"PROFILE={part.config.profile} takes at least {part.config.replay.layers} and {part.config.replay.heads}"
         )
     return tuple(of.layers[i] for i in spread(len(of.layers), part.config.replay.layers))
 

@@ -38,7 +38,7 @@ def configs(settings: Settings, registry: Registry, grid: str) -> list[RunConfig
     if settings.models and grid != "architectures":
         raise UserError("MODELS=: only extension-4 takes several models; expected MODEL=")
     if typed := settings.models or ((settings.model,) if settings.model else ()):
-        _distinct(typed, profile.sizes["models"] if settings.models else 1)
+        _distinct(typed, profile.sizes["models"] if settings.models else 1, settings.profile)
         named = [{"model.source": model, "model.name": model} for model in typed]
         return [compose([*base, "model=custom", *settings.args], names) for names in named]
     if any(arg.startswith("model=") for arg in settings.args):
@@ -48,9 +48,9 @@ def configs(settings: Settings, registry: Registry, grid: str) -> list[RunConfig
     return [compose([*base, f"model={model}", *settings.args]) for model in profile.models]
 
 
-def _distinct(typed: Sequence[str], most: int) -> None:
+def _distinct(typed: Sequence[str], most: int, profile: str) -> None:
     if len(typed) > most:
-        raise UserError(f"MODELS=: {len(typed)} models; expected at most {most}")
+        raise UserError(f"MODELS=: {len(typed)} models; PROFILE={profile} takes at most {most}")
     if twice := [model for model in typed if typed.count(model) > 1]:
         raise UserError(f"MODELS=: {twice[0]} twice; expected different models")
 

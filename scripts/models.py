@@ -3,6 +3,8 @@
 import argparse
 import sys
 
+import yaml
+
 from cert.hf.families import REFUSED, TESTED
 from runs.registry import ROOT
 from scripts._cli import run
@@ -23,8 +25,8 @@ MODELS = {  # model type -> models that have it, where the type does not say it
     "mistral": "Mistral 7B v0.2 and later, Mistral Nemo; v0.1 is refused, every layer of it is sliding",
     "olmo3": "OLMo 3; sliding layers stay as they are",
     "phi": "Phi 1 to 2",
-    "phi3": "Phi 3 to 4, where the config sets no sliding window",
-    "phimoe": "Phi 3.5 MoE",
+    "phi3": "Phi 3 to 4, where the config sets no sliding window; longrope: see below",
+    "phimoe": "Phi 3.5 MoE; longrope: see below",
     "qwen2": "Qwen2 and Qwen2.5",
     "smollm3": "SmolLM3; layers without positions (NoPE)",
     "starcoder2": "StarCoder2, where the config sets no sliding window",
@@ -36,7 +38,19 @@ Whatever the type, refused by name before any work:
 * every layer is sliding: nothing to compress
 * attention does not go through transformers' attention interface, or the model does not take an implementation it is given
 * layers share their keys and values, learn sink logits, attend in both directions, or have another kind of cache
-* soft-capped logits under `sdpa`, which leaves the cap out or stops"""
+* soft-capped logits under `sdpa`, which leaves the cap out or stops
+
+Refused while serving: a text that grows past the length from which longrope (Phi 3, Phi 3.5 MoE and others) rotates all
+keys otherwise, in whatever mode. Keys cached before no longer fit, and transformers drops the cache of Phi 3 there. Texts
+that end at that length, and prompts or contexts that are longer from their first forward on, are served. With
+transformers 5.3 Phi 3 loses its cache at every step beyond it, which is refused too."""
+REPLAY = """\
+The replay (claims 1 and 2, extensions 4 and 6) refuses the same types and settings, in one line and before any work, and
+soft-capped logits (Gemma 2, VaultGemma) as well: it computes full and retained attention from the captured queries, keys
+and values without a cap, so that what it compared would not be the model's attention. It takes {layers} layers with
+full attention and {heads} query heads at least, {smoke_layers} and {smoke_heads} with `PROFILE=smoke`, and steps that do
+not cross the length of longrope. The task grids serve what `certified()` serves; an example that crosses that length is a
+failed row that says so."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,8 +87,16 @@ def page() -> str:
         *refused,
         "",
         RULES,
+        "",
+        REPLAY.format(**_least("laptop"), **_least("smoke", "smoke_")),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _least(profile: str, prefix: str = "") -> dict[str, int]:
+    """Layers and query heads that the replay of a profile takes."""
+    block = yaml.safe_load((ROOT / "configs" / "profile" / f"{profile}.yaml").read_text(encoding="utf-8"))["replay"]
+    return {prefix + name: block[name] for name in ("layers", "heads")}
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def test_too_long_contexts_and_too_few_layers_are_refused() -> None:
     with pytest.raises(UserError, match="4096 positions"):
         prepare.documents(long[0])
     deep = parts([compose([*SMALL, "replay.layers=9"])], None)
-    with pytest.raises(UserError, match="4 full-attention layers"):
+    with pytest.raises(UserError, match=r"4 full-attention layers and 4 .*PROFILE=smoke takes at least 9 and 2"):
         prepare.plan(
             deep, [prepare.documents(deep[0])], header(deep, REQUEST, "smoke", "d" * 64, "replay", "pydoc_topics"), []
         )

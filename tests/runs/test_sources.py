@@ -66,6 +66,18 @@ def test_what_is_no_model_is_refused_in_one_line(source: str, says: str) -> None
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_tokenizer_that_is_not_there_is_one_whole_line(folder: Path, tmp_path: Path) -> None:
+    """What the library says takes several lines; the first alone ends in a colon."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for path in copy.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(
+        UserError, match=r"cannot load its tokenizer: .* from one of: \(1\) .* \(3\) .* \.\.\.$"
+    ) as caught:
+        models.load_tokenizer(sources.resolve(str(copy)))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_pinned_hub_id_is_accepted_by_name() -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     found = sources.resolve(f"Qwen/Qwen2.5-0.5B-Instruct@{commit}")
@@ -167,7 +179,7 @@ def test_a_folder_loads_and_decodes(folder: Path) -> None:
     text = "Zoë says: ½ of it"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
     assert models.load_model(source).config.num_hidden_layers == 2
-    assert models.shape(source) == models.Shape((0, 1), 4, 2, 512, 256)
+    assert models.shape(source) == models.Shape((0, 1), 4, 2, 512, 256, None)
 
 
 @pytest.mark.parametrize(

