@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from cert.errors import CertError
@@ -85,12 +86,7 @@ class Serving(State):
         checks.require(not weights, "output_attentions: evicted rows have no weights, so that none are returned")
         ids = arguments.check_ids("forward", kwargs.get("input_ids"))
         if isinstance(given, Together):
-            self._check_rows(given.rows)
-            seen = given.get_seq_length()
-            arguments.check_fed(ids, self._vocabulary, kwargs.get("position_ids"), seen)
-            checks.check_rotation(self._longrope, seen, seen + ids.shape[1])
-            given.feed(ids)
-            self.batch = given
+            self._feed_rows(given, ids, kwargs.get("position_ids"))
             return (), kwargs | {self._keyword: given}
         cache = checks.check_cache(given, self._owned)
         seen = self._check_kept(cache, ids.shape[1])
@@ -117,6 +113,14 @@ class Serving(State):
         kept = begun is None or cache is begun
         checks.require(kept, checks.PARTED.format(name=type(self.model).__name__))
         return seen
+
+    def _feed_rows(self, given: Together, ids: Tensor, position_ids: Any) -> None:
+        self._check_rows(given.rows)
+        seen = given.get_seq_length()
+        arguments.check_fed(ids, self._vocabulary, position_ids, seen)
+        checks.check_rotation(self._longrope, seen, seen + ids.shape[1])
+        given.feed(ids)
+        self.batch = given
 
     def _check_rows(self, rows: Sequence[Row | None]) -> None:
         checks.require(self.options.compress_every is None, "together: compress_every would part caches of one length")

@@ -163,7 +163,7 @@ class Session(Serving):
         conversation ask on a fork(): an escalation leaves its own cache as the session's. Raises CertError, before any
         work, for a session without certificates, more than one row, or an escalation to no larger budget.
         """
-        self._require_open()
+        self._require_idle()
         cache = checks.check_cache(given_cache(kwargs), self._owned)
         policy = self.options.policy if cache is None else cache.policy
         checks.check_gate(gate, policy, self.options.delta, len(checks.prompt_ids(args, kwargs)))
