@@ -187,10 +187,10 @@ def test_random_weights_do_not_enter(
 
 @pytest.mark.parametrize("claim", ["claim-1", "claim-2", "extension-4", "extension-6"])
 def test_soft_caps_are_one_line_and_exit_2_before_any_work(
-    checkout: Path, unmeasured: dict[str, Path], tmp_path: Path, claim: str
+    copy: Path, unmeasured: dict[str, Path], tmp_path: Path, claim: str
 ) -> None:
     given = {"MODEL": str(unmeasured["gemma2"]), "STORE": str(tmp_path / "store"), "PROFILE": "smoke"}
-    done = command(checkout, "claim", claim, **given)
+    done = command(copy, "claim", claim, **given)
     assert done.returncode == 2 and not done.stdout, done.stdout
     assert done.stderr.startswith("error: model gemma2: the replay cannot measure it: soft-capped logits")
     assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "store").exists()

@@ -52,18 +52,22 @@ def undisturbed():
         return out, session.certificates, kept_sets(session.cache)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("where", [*HOOKS, "callback"])
 @pytest.mark.parametrize("length", [3, 120, 300])
-def test_a_forward_of_the_callers_own_without_a_cache(hook: str, length: int, undisturbed: tuple) -> None:
+def test_a_forward_of_the_callers_own_without_a_cache(where: str, length: int, undisturbed: tuple) -> None:
+    """Also by the callback, which is called in the middle of a forward."""
     model = tiny()
     alone, seen = model(tokens(length), use_cache=False).logits, []
-    with certified(model, POLICY) as session:
-        act = HOOKS[hook](lambda _: seen.append(model(tokens(length), use_cache=False).logits))
-        out = model.generate(IDS, **act, **GENERATE)
+
+    def act(_: object) -> None:
+        seen.append(model(tokens(length), use_cache=False).logits)
+
+    with certified(model, POLICY, callback=act if where == "callback" else None) as session:
+        out = model.generate(IDS, **({} if where == "callback" else HOOKS[where](act)), **GENERATE)
         assert torch.equal(out, undisturbed[0]) and session.certificates == undisturbed[1]
         assert kept_sets(session.cache) == undisturbed[2]
         assert session.request == 0 and session.prefill_tokens == 120 and session.summary()["certificate"]["steps"] == 4
-    assert len(seen) == 1 and torch.equal(seen[0], alone)
+    assert len(seen) == (4 if where == "callback" else 1) and all(torch.equal(one, alone) for one in seen)
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -88,6 +92,19 @@ def test_one_that_would_begin_another_cache_is_refused(hook: str, what: str, und
         assert whole.length == 120
         assert torch.equal(model.generate(IDS, **GENERATE), undisturbed[0])
         assert session.request == 3 and kept_sets(session.cache) == undisturbed[2]
+
+
+def test_rows_together_beside_a_running_generate_keep_their_own_requests(undisturbed: tuple) -> None:
+    model = tiny()
+    with certified(model, POLICY) as session:
+        session.prefill(tokens(90, 4))
+        session.compress()
+        row = session.row()
+        rows = session.together([row], size=2)
+        act = HOOKS["processor"](lambda _: model(tokens(1, 5).expand(2, -1), **rows))
+        assert torch.equal(model.generate(IDS, **act, **GENERATE), undisturbed[0])
+        assert session.request == 1 and kept_sets(session.cache) == undisturbed[2] and row.cache.length == 91
+        assert session.summary(0)["certificate"]["steps"] == 1 and session.summary(1)["certificate"]["steps"] == 4
 
 
 def test_a_model_that_drops_its_cache_on_the_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
