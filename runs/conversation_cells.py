@@ -1,7 +1,6 @@
 """A grid of conversations as a kind of grid: its conversations, their cells, and the rows of one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -61,7 +60,7 @@ def _cells(part: Part, one: Conversation) -> Iterable[dict[str, Any]]:
         "method": METHOD,
         "model": part.source.digest,
         "dtype": grid.dtype,
-        "policies": [{k: v for k, v in asdict(policy).items() if k != "name"} for policy in policies],
+        "policies": [policy.numbers for policy in policies],
         "budget": grid.budget,
         "seed": grid.seed,
         "delta": grid.delta,

@@ -35,7 +35,7 @@ class Example:
     task: str
     document: str
     ctx_tokens: int
-    context: Ids
+    context: Sequence[int]
     requests: tuple[Request, ...]
     metric: str
     max_new_tokens: int

@@ -10,6 +10,7 @@ from runs.data import Tokenizer, text_sha256
 from runs.errors import UserError
 from runs.examples import Example, Request
 from runs.filler import filler_words, plant, shuffled
+from runs.planning import shown
 
 NAMES = """Alice Boris Clara Dmitri Elena Felix Greta Hassan Ingrid Jonas Karin Leon Maria Nadia Oscar Paula Quentin Rosa
 Stefan Tamara Ursula Viktor Wanda Xavier Yusuf Zelda Amir Bianca Carlos Dora Emil Fatima Gustav Helga Igor Julia"""
@@ -36,14 +37,18 @@ def make(task: str, tokenizer: Tokenizer, ctx_tokens: int, count: int, seed: int
     """`count` examples of a synthetic task, each context as long as ctx_tokens allows, chat prefix included.
 
     Example i is a function of (task, tokenizer, ctx_tokens, seed, i). Raises UserError for a task that is not of TASKS,
-    and where no context of ctx_tokens holds the facts.
+    where no context of ctx_tokens holds the facts, and for more examples than the text has sentences to begin with.
     """
     if task not in TASKS:
         raise UserError(f"task {task!r}: expected one of {', '.join(TASKS)}")
     prompt, start, examples = prompt_of(tokenizer), 0, []
     rng = Random(f"{task} {ctx_tokens} {seed}")
     lines, shift = shuffled(rng), rng.random()
-    for i in range(count):
+    if count > len(lines):  # two of them would begin with the same sentence
+        raise UserError(
+            f"task {task}: {count} documents; its text has {len(lines)} sentences, expected at most so many"
+        )
+    for i in shown(range(count), f"{task} at {ctx_tokens} tokens"):
         quiz = TASKS[task](Random(f"{task} {ctx_tokens} {seed} {i}"))
         spread = [(shift + (i + k) * GOLDEN) % 1 for k in range(len(quiz.facts))]
         facts = [((k + spread[k]) / len(spread), fact) for k, fact in enumerate(quiz.facts)]

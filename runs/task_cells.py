@@ -1,8 +1,10 @@
 """A task grid as a kind of grid: its examples, generated or of LongBench rows, their cells, and an example's rows."""
 
 import json
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -19,6 +21,7 @@ from runs.kinds import Kind, Rows, Serving, policy_of
 from runs.longbench_rows import Row, load_rows, sample
 from runs.metrics import METRIC_VERSION
 from runs.models import check_weights, load_tokenizer, shape
+from runs.planning import shown
 
 JOINED = "LongBench rows whose context and input are joined have no question-agnostic arms"
 
@@ -39,14 +42,19 @@ def examples(part: Part) -> list[Example]:
         for limit in grid.ctx_tokens:
             if task == "longbench":
                 drawn = [row for one in TASKS if one in rows for row in _drawn(part, {one: rows[one]}, grid.documents)]
-                found += _of_rows(tokenizer, drawn, limit, of.positions)
+                found += map(packed, _of_rows(tokenizer, drawn, limit, of.positions))
             else:
-                found += synthetic.make(task, tokenizer, limit, grid.documents, grid.text_seed)
+                found += map(packed, synthetic.make(task, tokenizer, limit, grid.documents, grid.text_seed))
     if further:
         for limit in further.ctx_tokens:
-            found += _of_rows(tokenizer, _drawn(part, rows, further.sample), limit, of.positions)
+            found += map(packed, _of_rows(tokenizer, _drawn(part, rows, further.sample), limit, of.positions))
     _require_fit(part, found, of.positions, of.vocabulary)
     return list({name(example): example for example in found}.values())
+
+
+def packed(example: Example) -> Example:
+    """The example with its context in four bytes a token; in a tuple each takes 36, and a plan holds thousands of them."""
+    return replace(example, context=array("i", example.context))
 
 
 def _drawn(part: Part, rows: Mapping[str, Sequence[Row]], size: int | None) -> Iterable[Row]:
@@ -54,7 +62,7 @@ def _drawn(part: Part, rows: Mapping[str, Sequence[Row]], size: int | None) -> I
 
 
 def _of_rows(tokenizer: Tokenizer, rows: Iterable[Row], limit: int, positions: int) -> Iterable[Example]:
-    for row in rows:
+    for row in shown(list(rows), f"LongBench at {limit} tokens"):
         task = longbench.TASKS[row["task"]]
         prompt = longbench.build(tokenizer, row["task"], row, limit, positions)
         # without a split all but the last token is prefilled: aware arms are compressed after the whole prompt anyway

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from analysis.classes import too_few
 from runs.cells import Plan
 from runs.config import RunConfig
 from runs.digests import grid_digest
@@ -142,6 +143,8 @@ def compute(
     """
     planned, store = stored_plan(settings, registry, grid), Store(settings.store)
     plan = planned.plan
+    if settings.data:
+        _warn(registry, plan)
     missing = store.failing(plan) if retry_only else to_do(store, plan, designs, task)
     if not missing:
         every = f"all {plan.cells.num_rows:,} cells are stored" if task is None else f"{task} is stored"
@@ -161,6 +164,13 @@ def compute(
         )
     noun = kind_named(plan.header["kind"]).noun
     return _said(store, plan, designs, f"{report.done} {noun}s in {report.wall_s:.0f} s") or int(report.died)
+
+
+def _warn(registry: Registry, plan: Plan) -> None:
+    """A registered sample of LongBench can be too small for a claim: said before hours are spent on it."""
+    for claim in (claim for claim in registry.claims.values() if claim.grid == plan.header["grid"]):
+        for lack in too_few(claim, plan):
+            print(f"note: {claim.id}: {lack}", file=sys.stderr)
 
 
 def _said(store: Store, plan: Plan, designs: Collection[str], what: str) -> int:

@@ -1,6 +1,7 @@
 """Cells of the task grids: identity, absent arms, LongBench rows, and what is refused before anything runs."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,14 @@ def test_a_small_grid_has_every_request_under_every_arm() -> None:
     }
     assert made.header["documents"] == {"n": 5, "registered_matching": None}
     assert made.header["absent"] == {"cells": 0, "registered": 0, "reason": None}
+
+
+def test_contexts_are_held_in_four_bytes_a_token_and_name_the_same_cells(longbench: Path) -> None:
+    mine = part("tasks.longbench.sample=null", data=longbench)
+    found = prepare.documents(mine)
+    assert all(sys.getsizeof(example.context) < 5 * len(example.context) + 100 for example in found)
+    plain = [replace(example, context=tuple(example.context)) for example in found]
+    assert plan(mine, plain).cells.equals(plan(mine, found).cells)
 
 
 def test_whatever_changes_a_result_changes_every_cell() -> None:

@@ -21,7 +21,7 @@ from runs.registry import load
 from runs.store import Store
 from scripts import manifest, retry_failed
 from scripts._cli import Settings, settings
-from scripts._grid import configs, stored_plan
+from scripts._grid import compute, configs, stored_plan
 
 DEVELOPMENT = "tasks.seed=1000 tasks.text_seed=1000 tasks.documents=5 tasks.arms=[full,'poisson agnostic 0.25']"
 
@@ -126,6 +126,7 @@ BAD = [
     ({"CTX": "64"}, "too few"),
     ({"ARGS": "tasks.arms=[best]"}, "arm 'best': unknown"),
     ({"ARGS": "tasks.documents=0"}, "at least 1"),
+    ({"ARGS": f"tasks.documents={10**9}"}, "sentences, expected at most so many"),
     ({"ARGS": "tasks.dtype=float8"}, "float32"),
     ({"ARGS": "tasks.longbench.sample=0"}, "at least 1"),
     ({"ARGS": "tasks.dokuments=2"}, "dokuments"),
@@ -148,6 +149,23 @@ def test_a_grid_without_longbench_rows_refuses_data(here, tmp_path: Path) -> Non
     (tmp_path / "qasper.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="has no LongBench rows here"):
         stored_plan(here(DATA=str(tmp_path)), load(), "synthetic")
+
+
+def test_a_stratum_too_small_for_a_claim_is_named_before_it_is_run(here, tmp_path: Path, monkeypatch, capsys) -> None:
+    row = {"context": "The quick brown fox. " * 9, "input": "What is it?\n", "answers": ["fox"], "all_classes": None}
+    (tmp_path / "qasper.jsonl").write_text(json.dumps(row))
+
+    def begin(*_: object) -> None:
+        said = capsys.readouterr().err
+        assert (
+            "note: claim-5: 256 tokens: descriptive: 2 answers planned, not 30 of each of two classes; without" in said
+        )
+        assert "note: claim-7: 256 tokens: descriptive: 3 answers" in said and "claim-3" not in said
+        raise InterruptedError
+
+    monkeypatch.setattr("runs.execute.run", begin)
+    with pytest.raises(InterruptedError):
+        compute(here(DATA=str(tmp_path)), load(), "tasks", {grid_digest(load(), "tasks")})
 
 
 def test_ctx_is_of_the_further_stratum_where_there_is_one(here, tmp_path: Path) -> None:
