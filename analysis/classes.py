@@ -10,7 +10,6 @@ from analysis.estimands import Cells, number, strata
 from analysis.estimands.attribution import answers
 from analysis.requests import arm, blame, budgets, records, with_threshold
 from analysis.verdict import Stratum
-from runs.cells import Plan
 from runs.metrics import METRIC_OF
 from runs.registry import Claim
 
@@ -18,14 +17,14 @@ MORE = "; without DATA= the other strata are judged alone; PROFILE=desktop with 
 BY_LENGTH, BY_POINT = ("prediction", "attribution"), ("synthetic",)  # estimands that compare, by what is counted apart
 
 
-def too_few(claim: Claim, plan: Plan) -> list[str]:
+def too_few(claim: Claim, planned: pd.DataFrame, data: bool) -> list[str]:
     """The strata of which a plan has fewer answers than two classes of min_class, before any row: in words.
 
-    With DATA= it says how there is a verdict: of the other strata, and of more rows.
+    planned: the plan's cells. data: with DATA=, where it says how there is a verdict: of the other strata, of more rows.
     """
     if claim.estimand not in BY_LENGTH or claim.min_class is None:
         return []
-    planned, found = plan.cells.to_pandas(), []
+    found = []
     for cells in strata(planned.assign(metric=planned["task"].map(METRIC_OF)), claim):
         rows = with_threshold(cells.rows, claim)
         most = len(arm(rows, "poisson", str(claim.params["mode"]), budgets(claim)))
@@ -33,7 +32,7 @@ def too_few(claim: Claim, plan: Plan) -> list[str]:
             found.append(
                 f"{cells.name}: descriptive: {most} answers planned, not {claim.min_class} of each of two classes"
             )
-    if found and plan.header["request"].get("data"):
+    if found and data:
         found[-1] += MORE
     return found
 

@@ -54,4 +54,4 @@ def obstacles(registry: Registry, claim: Claim, profile: str, request: Request, 
         found.append("the smoke profile is never evidence")
     if request.get("args"):
         found.append(f"ARGS={request['args']} is not the registered design")
-    return [*found, *(too_few(claim, plan) if plan else [])]
+    return [*found, *(too_few(claim, plan.cells.to_pandas(), bool(request.get("data"))) if plan else [])]

@@ -74,7 +74,7 @@ def parts(configs: Sequence[RunConfig], data: str | None, grid: str = "replay") 
     for config in configs:
         if first.kind == "replay":
             config.require_replayable()
-    _require_data(first)
+    require_data(first)
     _files(first)
     found = tuple(
         Part(config, resolve(config.model.source), folder, (i, len(configs)), grid) for i, config in enumerate(configs)
@@ -99,7 +99,8 @@ def _files(part: Part) -> list[Path]:
     return longbench_files(part.data) if part.data and not _on_hub(part) else []
 
 
-def _require_data(part: Part) -> None:
+def require_data(part: Part) -> None:
+    """Raises UserError where a part's texts come from DATA= and there is none, or there is one that it has no use for."""
     if part.kind == "conversations":
         if part.data and part.grid == "assistant":
             raise UnusedDataError(f"DATA={part.data}: grid {part.grid} makes its own dialogues; expected no DATA=")

@@ -48,13 +48,14 @@ def load_rows(source: str, tasks: Sequence[str] = TASKS) -> dict[str, list[Row]]
     return {path.stem: _checked(str(path), path.stem, longbench_rows(path)) for path in files}
 
 
-def sample(rows: Mapping[str, Iterable[Row]], size: int, seed: int) -> Sample:
-    """At most `size` rows, the tasks in turn, those of a task by SHA-256 of seed and id; equal rows count once.
+def sample(rows: Mapping[str, Iterable[Row]], size: int | None, seed: int) -> Sample:
+    """At most `size` rows (None: all), the tasks in turn, those of a task by SHA-256 of seed and id; equal rows count once.
 
     A larger sample of the same seed holds the smaller one. Raises UserError where there is nothing to draw.
     """
     queues = [_shuffled(rows[task], seed) for task in TASKS if task in rows]
     turns = [queue[turn] for turn in range(max(map(len, queues), default=0)) for queue in queues if turn < len(queue)]
+    size = len(turns) if size is None else size
     if size < 1 or not turns:
         raise UserError(
             f"a sample of {size} out of the {len(turns)} LongBench rows of DATA=: expected one or more of each"

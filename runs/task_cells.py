@@ -41,13 +41,20 @@ def examples(part: Part) -> list[Example]:
     for task in grid.tasks:
         for limit in grid.ctx_tokens:
             if task == "longbench":
-                drawn = [row for one in TASKS if one in rows for row in _drawn(part, {one: rows[one]}, grid.documents)]
+                drawn = [
+                    row
+                    for one in TASKS
+                    if one in rows
+                    for row in sample({one: rows[one]}, grid.documents, grid.text_seed).rows
+                ]
                 found += map(packed, _of_rows(tokenizer, drawn, limit, of.positions))
             else:
                 found += map(packed, synthetic.make(task, tokenizer, limit, grid.documents, grid.text_seed))
     if further:
         for limit in further.ctx_tokens:
-            found += map(packed, _of_rows(tokenizer, _drawn(part, rows, further.sample), limit, of.positions))
+            found += map(
+                packed, _of_rows(tokenizer, sample(rows, further.sample, grid.text_seed).rows, limit, of.positions)
+            )
     _require_fit(part, found, of.positions, of.vocabulary)
     return list({name(example): example for example in found}.values())
 
@@ -55,10 +62,6 @@ def examples(part: Part) -> list[Example]:
 def packed(example: Example) -> Example:
     """The example with its context in four bytes a token; in a tuple each takes 36, and a plan holds thousands of them."""
     return replace(example, context=array("i", example.context))
-
-
-def _drawn(part: Part, rows: Mapping[str, Sequence[Row]], size: int | None) -> Iterable[Row]:
-    return sample(rows, size or sum(map(len, rows.values())), part.tasks.text_seed).rows
 
 
 def _of_rows(tokenizer: Tokenizer, rows: Iterable[Row], limit: int, positions: int) -> Iterable[Example]:

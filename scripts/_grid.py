@@ -169,7 +169,7 @@ def compute(
 def _warn(registry: Registry, plan: Plan) -> None:
     """A registered sample of LongBench can be too small for a claim: said before hours are spent on it."""
     for claim in (claim for claim in registry.claims.values() if claim.grid == plan.header["grid"]):
-        for lack in too_few(claim, plan):
+        for lack in too_few(claim, plan.cells.to_pandas(), data=True):
             print(f"note: {claim.id}: {lack}", file=sys.stderr)
 
 

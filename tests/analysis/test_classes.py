@@ -107,7 +107,7 @@ def test_tasks_without_a_threshold_have_no_classes(root) -> None:
 def test_a_plan_too_small_for_two_classes_is_named_before_any_row(root, claim, documents, short) -> None:
     made = planted_tasks.plan(root, documents, 1)
     said = [] if short is None else [f"512 tokens: descriptive: {short} answers planned, not 30 of each of two classes"]
-    assert classes.too_few(REGISTRY.claim(claim), made) == said
+    assert classes.too_few(REGISTRY.claim(claim), made.cells.to_pandas(), False) == said
     planted.fill(root, made, {}, units=[])
     assert set(said) <= set(judged(claim, root=root, rules=RULES).result["reasons"])
 
@@ -116,11 +116,10 @@ def test_tasks_without_a_threshold_and_other_arms_do_not_count_for_it(root) -> N
     """16 tasks, two prompts each, as the laptop's sample of LongBench: 24 prompts have a threshold."""
     claim = REGISTRY.claim("claim-5")
     made = planted_tasks.plan(root, 2, 1, tasks=tuple(METRIC_OF), ctx_tokens=2048)
-    (said,) = classes.too_few(claim, made)
+    (said,) = classes.too_few(claim, made.cells.to_pandas(), False)
     assert said == "2,048 tokens: descriptive: 48 answers planned, not 30 of each of two classes"
-    with_data = replace(made, header={**made.header, "request": {"data": "folder"}})
-    (said,) = classes.too_few(claim, with_data)
-    assert said.endswith(classes.MORE)
+    (more,) = classes.too_few(claim, made.cells.to_pandas(), True)
+    assert more == said + classes.MORE
 
 
 def test_reasons_of_strata_without_rows_stay() -> None:

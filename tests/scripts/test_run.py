@@ -86,3 +86,44 @@ def test_a_failed_example_is_one_line_and_exit_1(monkeypatch, capsys) -> None:
     assert run.main(["profile=smoke"]) == 1
     out, said = capsys.readouterr()
     assert out == "" and said == "failed: IndexError: planted\n"
+
+
+def test_answers_are_summed_up_one_a_line_and_in_json_with_every_column(monkeypatch, capsys) -> None:
+    answer = {
+        "example": "e",
+        "model": "m",
+        "request": 0,
+        "kind": "lookup",
+        "arm": "full",
+        "official": 1.0,
+        "wall_s": 2.0,
+    }
+    rows = [
+        answer | {"certificate": None, "prediction": "a\nb" + "c" * 60},
+        answer | {"arm": "topk", "certificate": 0.12345},
+    ]
+    rows[1]["prediction"] = "no"
+    monkeypatch.setattr(run, "example", lambda *_: (rows, None))
+    assert run.main(["--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    assert run.main([]) == 0
+    first, head, full, topk, last = capsys.readouterr().out.splitlines()
+    assert first == "example e, m" and last == "2 rows, not stored; --json: all columns"
+    assert head.split() == ["request", "kind", "arm", "official", "certificate", "prediction"]
+    assert full.split() == ["0", "lookup", "full", "1", "-", "a\\nb" + "c" * 36] and "0.123" in topk
+
+
+def test_the_cells_of_a_replay_are_summed_up_by_layer_and_budget() -> None:
+    cell = {"example": "e", "model": "m", "layer": 0, "budget": 0.5}
+    values = [
+        (1.0, 2.0),
+        (3.0, 2.0),
+        (2.0, 2.0),
+        (9.0, None),
+    ]  # error and radius: two are covered, of one nothing is known
+    rows = [cell | {"err": err, "radius_empirical_bernstein": radius} for err, radius in values]
+    rows.append(cell | {"layer": 3, "err": 1.0, "radius_empirical_bernstein": None})
+    _, head, first, second, _ = run.summary(rows)
+    assert head.split("  ")[0] == "layer" and first.split() == ["0", "0.5", "4", "2", "2", "2"]
+    assert second.split() == ["3", "0.5", "1", "0", "-", "-"]
+    assert run.summary([]) == []
