@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from runs.errors import UserError
+from runs.longbench import PROMPTS
 from runs.metrics import METRIC_OF, Score, backends, score
 from runs.sources import is_folder, user_path
 from scripts import _cli
+
+LONGEST = 100_000  # characters of a prediction: the protocol has at most 512 tokens, and rouge fills a table of its words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,17 +28,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def task_files(folder: Path) -> list[Path]:
-    """The .jsonl files of a folder, by name. Raises UserError where there is none, or one of no task of the 16."""
+    """The .jsonl files of the 16 tasks in a folder, by name; of LongBench's Chinese ones it is said that they are left out.
+
+    Raises UserError where there is no file of the 16, or one of a task that LongBench has not.
+    """
     if not is_folder(folder):
         raise UserError(f"{folder}: no such folder; expected one with predictions such as qasper.jsonl")
     files = sorted(folder.glob("*.jsonl"))
+    if chinese := [path.stem for path in files if path.stem in PROMPTS.keys() - METRIC_OF.keys()]:
+        print(f"left out: {', '.join(chinese)}; only the 16 English tasks are scored", file=sys.stderr)
+    files = [path for path in files if path.stem not in chinese]
     unknown = [path.name for path in files if path.stem not in METRIC_OF]
     if unknown:
         raise UserError(
             f"{folder}: no such tasks: {', '.join(unknown)}; the 16 English ones are {', '.join(METRIC_OF)}"
         )
     if not files:
-        raise UserError(f"{folder}: no .jsonl file; expected predictions such as qasper.jsonl")
+        raise UserError(f"{folder}: no .jsonl file of the 16 tasks; expected predictions such as qasper.jsonl")
     return files
 
 
@@ -52,8 +61,10 @@ def _task(path: Path) -> dict[str, Any]:
 
 
 def _scores(path: Path) -> Iterator[Score]:
+    if not path.is_file():  # a pipe would keep us waiting for ever
+        raise UserError(f"{path}: cannot be read: no regular file; expected one JSON object a line")
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _score(f"{path}:{number}", path.stem, line)
@@ -68,6 +79,8 @@ def _score(where: str, task: str, line: str) -> Score:
         raise UserError(f"{where}: broken JSON ({error}); expected one object a line") from error
     if not isinstance(row, dict) or not {"pred", "answers"} <= row.keys():
         raise UserError(f"{where}: expected an object with pred and answers (and all_classes, for trec)")
+    if isinstance(row["pred"], str) and len(row["pred"]) > LONGEST:
+        raise UserError(f"{where}: pred: {len(row['pred']):,} characters; expected an answer of at most {LONGEST:,}")
     try:
         return score(task, row["pred"], row["answers"], row.get("all_classes"))
     except UserError as error:

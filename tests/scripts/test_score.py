@@ -1,6 +1,7 @@
 """python -m scripts.score as its users see it. pytest tests/scripts/test_score.py"""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,6 +81,17 @@ def test_classes_may_be_missing_where_none_are_needed(tmp_path: Path, capsys: py
         ('{"pred": "x", "answers": "x"}', "answers: found str 'x'; expected a list of at least one text"),
         ('{"pred": "x", "answers": []}', "answers: found list"),
         ('{"pred": "x", "answers": [1]}', "answers: found list"),
+        ('{"pred": "x", "answers": {"a": "x"}}', "answers: found dict"),
+        ('{"pred": NaN, "answers": ["x"]}', "pred: found float"),
+        ('{"pred": "x", "answers": ["x"]} {}', "broken JSON (Extra data"),
+        ('{"pred": "x", "answers": ["x"], "length": ' + "9" * 5000 + "}", "broken JSON"),
+        (
+            json.dumps({"pred": "x" * 100_001, "answers": ["x"]}),
+            "pred: 100,001 characters; expected an answer of at most",
+        ),
+        ("[{}]", "expected an object with pred and answers"),
+        ("\0", "broken JSON"),
+        ("\ufeff{}", "broken JSON"),
     ],
 )
 def test_a_bad_line_is_one_line_with_file_and_number(
@@ -100,11 +112,40 @@ def test_folders_that_cannot_be_scored(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no such folder" in said(tmp_path / "nowhere") and "no such file" in said(tmp_path / ("x" * 300))
     assert "no .jsonl file" in said(write(tmp_path / "a", "result.json"))
     assert "qasper.jsonl: no predictions" in said(write(tmp_path / "b", "qasper.jsonl"))
-    write(tmp_path / "c", "dureader.jsonl", GOOD)
+    write(tmp_path / "c", "Qasper.jsonl", GOOD)
     write(tmp_path / "c", "qasper.jsonl", GOOD)
-    assert "no such tasks: dureader.jsonl, other.jsonl; the 16" in said(write(tmp_path / "c", "other.jsonl", GOOD))
+    assert "no such tasks: Qasper.jsonl, other.jsonl; the 16" in said(write(tmp_path / "c", "other.jsonl", GOOD))
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "qasper.jsonl").write_bytes(b'{"pred": "\xff"}')
     assert "cannot be read as UTF-8" in said(tmp_path / "d")
     (tmp_path / "e" / "qasper.jsonl").mkdir(parents=True)
-    assert "cannot be read" in said(tmp_path / "e")
+    for name in "fgh":
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "f" / "qasper.jsonl")
+    (tmp_path / "g" / "qasper.jsonl").symlink_to("nowhere")
+    (tmp_path / "h" / "qasper.jsonl").symlink_to("qasper.jsonl")
+    for name in "efgh":
+        assert "cannot be read: no regular file" in said(tmp_path / name)
+    (tmp_path / "i").mkdir()
+    (tmp_path / "i" / "qasper.jsonl").write_bytes(json.dumps(GOOD).encode("utf-16"))
+    assert "cannot be read as UTF-8" in said(tmp_path / "i")
+
+
+def test_what_editors_and_other_systems_do_to_a_file_changes_no_score(tmp_path: Path, capsys) -> None:
+    """A byte order mark, line ends of Windows, blank lines, none at the end."""
+    line = json.dumps(GOOD | {"pred": "Rom\u00e8", "answers": ["Rom\u00e8"]}, ensure_ascii=False)
+    (tmp_path / "qasper.jsonl").write_bytes(f"\ufeff{line}\r\n\r\n  \r\n{line}".encode())
+    code, out, err = run(capsys, tmp_path, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["qasper"] == {"official": 100.0, "corrected": 100.0, "n": 2, "scorer_exceptions": 0}
+
+
+def test_the_chinese_tasks_of_a_whole_run_are_left_out_and_named(tmp_path: Path, capsys) -> None:
+    for task in ("qasper", "dureader", "lsht"):
+        write(tmp_path, f"{task}.jsonl", GOOD)
+    code, out, err = run(capsys, tmp_path, "--json")
+    assert code == 0 and list(json.loads(out)) == ["qasper"]
+    assert err == "left out: dureader, lsht; only the 16 English tasks are scored\n"
+    (tmp_path / "qasper.jsonl").unlink()
+    code, out, err = run(capsys, tmp_path)
+    assert (code, out) == (2, "") and "no .jsonl file" in err
