@@ -20,6 +20,7 @@ from runs.cells import Plan
 from runs.grid import Part
 from runs.kinds import Rows, Serving, kind_named
 from runs.models import load_model, verify_converted
+from runs.prepare import texts
 from runs.provenance import collect
 from runs.store import Store
 
@@ -198,10 +199,7 @@ def serve(
     Raises UserError where the store cannot be written or a model cannot be loaded.
     """
     torch.set_num_threads(1)
-    names = zip(plan.cells["unit"].to_pylist(), plan.cells["model"].to_pylist(), strict=True)
-    models = {model for unit, model in names if unit in units}
-    found = [kind_named(part.kind).texts(part) if part.model in models else [] for part in parts]
-    jobs = _jobs(plan, parts, found, list(units), [unit for unit, retry in units.items() if retry])
+    jobs = _jobs(plan, parts, texts(parts, plan, units), list(units), [unit for unit, retry in units.items() if retry])
     for part in {job.part for job in jobs}:
         verify_converted(parts[part].source)
     worker = Worker(store.root, plan.design, parts, said, stopped)

@@ -1,7 +1,7 @@
 """A plan from real texts: cut by each model's tokenizer, every cell named before the first one runs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,13 @@ from runs.kinds import kind_named
 def documents(part: Part) -> list[Any]:
     """The texts of one part. Raises UserError where there are too few, or longer than the model's positions."""
     return kind_named(part.kind).texts(part)
+
+
+def texts(parts: Sequence[Part], plan: Plan, units: Collection[str]) -> list[list[Any]]:
+    """The texts of each part with some of these units, and none of the others: a plan's rest can be of one model alone."""
+    wanted, names = set(units), zip(plan.cells["unit"].to_pylist(), plan.cells["model"].to_pylist(), strict=True)
+    models = {model for unit, model in names if unit in wanted}
+    return [documents(part) if part.model in models else [] for part in parts]
 
 
 def plan(

@@ -153,7 +153,7 @@ def compute(
     from runs import execute, prepare  # as above: only where there is something to compute
     from runs.kinds import kind_named
 
-    found = planned.found or [prepare.documents(part) for part in planned.parts]
+    found = planned.found or prepare.texts(planned.parts, plan, missing)
     report = execute.run(store, plan, planned.parts, found, missing, settings.workers)
     for example, message in report.failures.items():
         print(f"failed: {example}: {message}", file=sys.stderr)
