@@ -28,7 +28,7 @@
 ##
 ## Settings, as in `make claim-1 PROFILE=smoke`; the same names work in the environment:
 ##   PROFILE=smoke|laptop|desktop|paper   MODEL=file.gguf, folder or hub-id@revision   DATA=folder with LongBench .jsonl
-##   MODELS="several of them" for extension-4
+##   MODELS="several of them" for extension-4   DATA=LoCoMo's .json file for extension-3
 ##   STORE=folder for the rows   WORKERS=processes   CTX=tokens   ARGS="hydra overrides"
 ##   LAUNCHER=file of configs/launcher   DRY_RUN=1 shows what would be submitted
 ##   for the first setup: PYTHON=path of a Python 3.11   TORCH_INDEX=package index with another torch build

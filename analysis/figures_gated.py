@@ -1,4 +1,4 @@
-"""Figures of gated conversations: recall by age of each system, recall over the share recomputed, coverage over time."""
+"""Figures of gated conversations: score by age or category of each system, over the share recomputed, coverage over time."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ SYSTEMS: dict[str, tuple[str, Any, str]] = {  # colour, line, marker
     "topk": (COLOURS[1], "-", "v"),
     "uniform": (GREY, "-", "x"),
 }
+FILLS: dict[Any, Any] = {"-": "full", (0, (1, 1)): "none", (0, (4, 3)): "left"}  # of a marker without its line
 
 
 def gates(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
@@ -32,8 +33,9 @@ def gates(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     parts = figure.subfigures(3, 1, height_ratios=(3.1, 2.4, 2), squeeze=False)[:, 0]
     panels = parts[0].subplots(len(found), 2, squeeze=False, width_ratios=(4, 3))
     for (name, of), (left, right) in zip(found, panels, strict=True):
-        _ages(left, of["ages"])
-        _curves(right, of)
+        _lines(left, of["ages"], "band", "recall")
+        left.set_xlabel("turns since the fact was stated")
+        _curves(right, of, of["recall"])
         left.set_title(f"{name}: recall by age" if len(found) > 1 else "recall by age")
         right.set_title("recall over the share recomputed")
     for axes, place in zip(panels[0], ("lower left", "lower right"), strict=True):
@@ -43,26 +45,45 @@ def gates(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
         _replays(row, of["replayed_paths"], of["monitor"]["delta"])
 
 
-def _ages(axes: "Axes", ages: Any) -> None:
-    """A line a system, a point an age band with its 95 % interval, the youngest facts on the left."""
-    bands = list(dict.fromkeys(one["band"] for one in ages))
+def scores(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
+    """Extension 3, a row a model: score by category and system, and over the share recomputed."""
+    found = measured(result)
+    figure.set_size_inches(7.2, 1.4 + 2.6 * len(found))
+    panels = figure.subplots(len(found), 2, squeeze=False, width_ratios=(4, 3))
+    for (name, of), (left, right) in zip(found, panels, strict=True):
+        points = [one | {"category": one["category"].replace("_", "\n")} for one in of["categories"]]
+        every = [{"system": system, "category": "all", "score": of["score"][system]} for system in SYSTEMS]
+        _lines(left, [*every, *points], "category", "score", joined=False)
+        _curves(right, of, of["score"])
+        left.set_title(f"{name}: score by category" if len(found) > 1 else "score by category")
+        right.set_title("score over the share recomputed")
+        top = 1.05 * max(one["score"]["high"] for one in [*every, *points] if one["score"]["high"] is not None)
+        for axes in (left, right):
+            axes.set_ylim(-0.02, min(top, 1.02))
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(*panels[0][1].get_legend_handles_labels(), loc="outside lower right", ncols=2)
+
+
+def _lines(axes: "Axes", points: Any, over: str, of: str, joined: bool = True) -> None:
+    """Of each system the values `of` at the places `over`, in order of appearance, with 95 % intervals."""
+    places = list(dict.fromkeys(one[over] for one in points))
     for k, (system, (colour, line, marker)) in enumerate(SYSTEMS.items()):
-        own = [one["recall"] for one in ages if one["system"] == system]
+        own = [one[of] for one in points if one["system"] == system]
         y, low, high = (floats(one[end] for one in own) for end in ("estimate", "low", "high"))
         x = np.arange(len(own)) + 0.06 * (k - (len(SYSTEMS) - 1) / 2)  # equal systems must not hide each other
-        axes.plot(x, y, color=colour, ls=line, marker=marker, ms=3, lw=1, label=system)
+        style = {"ls": line, "ms": 3} if joined else {"ls": "", "ms": 4, "fillstyle": FILLS[line]}
+        axes.plot(x, y, color=colour, marker=marker, lw=1, label=system, **style)
         axes.vlines(x, low, high, color=colour, lw=0.6, alpha=0.6)
-    axes.set_xticks(np.arange(len(bands)), bands)
-    axes.set_xlabel("turns since the fact was stated")
-    axes.set_ylabel("recall")
+    axes.set_xticks(np.arange(len(places)), places)
+    axes.set_ylabel(of)
     axes.set_ylim(-0.02, 1.02)
 
 
-def _curves(axes: "Axes", of: Any) -> None:
-    """What each order of the questions would recall, recomputed up to a share; the point: the frozen threshold."""
+def _curves(axes: "Axes", of: Any, reached: Any) -> None:
+    """What each order of the questions would reach, recomputed up to a share; the point: the frozen threshold."""
     for choice, (colour, line, label) in CHOICES.items():
         axes.plot(of["curve"]["share"], of["curve"][choice], color=colour, ls=line, label=label)
-    gated, (at,) = of["recall"]["poisson certificate-gated"], of["curve"]["at"]
+    gated, (at,) = reached["poisson certificate-gated"], of["curve"]["at"]
     y, low, high = (floats([gated[end]]) for end in ("estimate", "low", "high"))
     axes.errorbar([at], y, (y - low, high - y), fmt="o", color=CHOICES["certificate"][0], ms=4, capsize=2)
     axes.set_xlabel("share recomputed")
@@ -92,4 +113,4 @@ def _replays(panels: Any, paths: Any, delta: float) -> None:
         axes.set_xlabel("turns")
 
 
-DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {"extension-2": gates}
+DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {"extension-2": gates, "extension-3": scores}

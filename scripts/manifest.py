@@ -6,14 +6,14 @@ import platform
 import sys
 from typing import Any
 
-from runs import assistant
+from runs import assistant, locomo_rows
 from runs.data import pydoc_corpus, pydoc_documents, text_sha256
 from runs.grid import parts
 from runs.models import load_tokenizer
 from runs.registry import ROOT
-from runs.sources import resolve
+from runs.sources import file_sha256, resolve
 from runs.synthetic import make
-from scripts._cli import run
+from scripts._cli import run, settings
 from scripts.compose import compose
 
 FOLDER = ROOT / "prereg" / "manifests"
@@ -21,20 +21,24 @@ BLOCK = {"planted_facts": "tasks", "synthetic": "synthetic"}  # manifest -> the 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the manifests that are named, from this Python's pydoc topics and the laptop model's tokenizer."""
+    """Write the manifests that are named, from this Python's pydoc topics and the laptop model's tokenizer; LoCoMo's from DATA=."""
     parser = argparse.ArgumentParser(prog="python -m scripts.manifest", description=__doc__)
-    parser.add_argument("names", nargs="+", choices=["pydoc_topics", *BLOCK, "assistant"])
+    parser.add_argument("names", nargs="+", choices=["pydoc_topics", *BLOCK, "assistant", "locomo"])
     for name in parser.parse_args(argv).names:
         manifest = manifest_of(name)
         path = FOLDER / f"{name}.json"
         path.write_text(json.dumps(manifest, indent=1) + "\n")
-        documents, version = len(manifest["documents"]), manifest["python"]
-        print(f"{documents} documents of CPython {version} in {path.relative_to(ROOT)}; next: make freeze")
+        count, source = len(manifest["documents"]), manifest["source"]
+        print(f"{count} documents of {source} in {path.relative_to(ROOT)}; next: make freeze")
     return 0
 
 
 def manifest_of(name: str) -> dict[str, Any]:
     """The documents of the laptop profile by SHA-256, and what they were made from."""
+    if name == "locomo":
+        files = locomo_rows.locomo_files(data := settings().data or "")
+        known = {path.name: file_sha256(path) for path in files}
+        return {"source": "LoCoMo", "files": known, "documents": [one.document for one in locomo_rows.load(data)]}
     config = compose(["profile=laptop"])
     source = resolve(config.model.source)
     tokenizer = load_tokenizer(source)

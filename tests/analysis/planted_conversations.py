@@ -69,7 +69,7 @@ def world(made: Plan, seed=0, known=0.8, lost=0.6, apart=2.0, change=None) -> di
     rng, answers, knows = np.random.default_rng(seed), {}, {}
     for cell in made.cells.to_pylist():
         right = knows.setdefault((cell["model"], cell["example"], cell["request"]), rng.random() < known)
-        gone = {"full": False, "topk": cell["age"] > 5}.get(cell["system"], rng.random() < lost)
+        gone = {"full": False, "topk": (cell["age"] or 0) > 5}.get(cell["system"], rng.random() < lost)
         noise = rng.normal(size=2)
         answer = row(
             {**cell, "design": made.design}, right and not gone,
