@@ -21,7 +21,7 @@ BLOCK = {"planted_facts": "tasks", "synthetic": "synthetic"}  # manifest -> the 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the manifests that are named, from this Python's pydoc topics and the laptop model's tokenizer; LoCoMo's from DATA=."""
+    """Write the manifests that are named, of pydoc topics and the laptop model's tokenizer; LoCoMo's from DATA=."""
     parser = argparse.ArgumentParser(prog="python -m scripts.manifest", description=__doc__)
     parser.add_argument("names", nargs="+", choices=["pydoc_topics", *BLOCK, "assistant", "locomo"])
     for name in parser.parse_args(argv).names:

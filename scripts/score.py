@@ -13,7 +13,9 @@ from runs.metrics import METRIC_OF, Score, backends, score
 from runs.sources import is_folder, user_path
 from scripts import _cli
 
-LONGEST = 100_000  # characters of a prediction: the protocol has at most 512 tokens, and rouge fills a table of its words
+LONGEST = (
+    100_000  # characters of a prediction: the protocol has at most 512 tokens, and rouge fills a table of its words
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -35,12 +35,22 @@ PACKAGES = ("cert", "runs", "analysis", "scripts")
 # their gates and a monitor over time.
 # cert: 3,000 was meant for one cache in one family; twelve families, batches of caches and the gate bring their refusals,
 # streaming its replay.
-LINES_OF_FLOOR = {"cert": 3450, "runs": 3650, "analysis": 2650, "scripts": 1900}
+LINES_OF_FLOOR = {"cert": 3450, "runs": 3650, "analysis": 2850, "scripts": 2000}
 # Counted apart from the harness they serve: the registered claims, their digests, the freeze and its deviations.
 REGISTRATION = {f"runs/{name}.py" for name in ("registry", "digests", "lock", "prereg", "build")}
 LINES_OF_REGISTRATION = 800
 # Likewise: what is asked and how answers are scored, LongBench's protocol, LoCoMo's, our own generator; no harness.
-ASKED = "metrics longbench longbench_rows locomo locomo_rows locomo_metrics synthetic filler chat".split()
+ASKED = [
+    "metrics",
+    "longbench",
+    "longbench_rows",
+    "locomo",
+    "locomo_rows",
+    "locomo_metrics",
+    "synthetic",
+    "filler",
+    "chat",
+]
 BENCHMARK = {f"runs/{name}.py" for name in ASKED}
 LINES_OF_BENCHMARK = 1450
 # Likewise: fast paths of one formula, each written for another backend.

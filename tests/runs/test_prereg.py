@@ -334,7 +334,7 @@ def test_a_config_of_a_grid_is_named_for_each_claim_that_uses_it(frozen: Path) -
     edit(frozen, "configs/policy/topk.yaml", "pool: 1", "pool: 7")
     found = prereg.verify(frozen)
     assert {m.part for m in found} == {"configs/policy/topk.yaml"} and {m.kind for m in found} == {"grid"}
-    assert {m.claim for m in found} == set(IDS) - {"extension-3"}
+    assert {m.claim for m in found} == set(IDS)
 
 
 def test_nothing_is_accepted_without_a_lock(root: Path) -> None:

@@ -54,8 +54,8 @@ def test_claims_on_one_grid_share_their_rows(store: str, claim: str, command) ->
 
 
 @pytest.mark.parametrize("claim", ["extension-2", "extension-3"])
-def test_claims_without_a_runner_say_what_is_missing(store: str, claim: str, command) -> None:
-    done = command("claim", claim, "--json", STORE=store, PROFILE="laptop")
+def test_claims_without_rows_say_what_is_missing(store: str, claim: str, command) -> None:
+    done = command("judge", claim, "--json", STORE=store, PROFILE="laptop")
     result = json.loads(done.stdout)
     assert done.returncode == 0 and result["verdict"] == "NOT_EVALUATED"
     assert result["missing"] > 0 and result["rows"] == 0 and result["reasons"]

@@ -70,11 +70,7 @@ def said_by(main, argv, capsys):
 
 def test_without_rows_status_says_what_to_run(root, capsys):
     said = said_by(status.main, [], capsys)
-    runnable = {claim.id for claim in load().claims.values() if claim.judging}
-    assert set(IDS) - runnable == {"extension-2", "extension-3"}
-    for claim in IDS:
-        assert (f"no rows yet: make {claim}\n" in said) == (claim in runnable)
-    assert said.count("this version cannot run it yet") == len(IDS) - len(runnable)
+    assert all(f"no rows yet: make {claim}\n" in said for claim in IDS)
 
 
 def test_a_store_that_was_typed_and_is_not_there_is_refused(root, monkeypatch):
