@@ -16,7 +16,7 @@ from runs import garbage, journal, prereg
 from runs.cells import Plan
 from runs.errors import UserError
 from runs.progress import progress
-from runs.registry import CLAIMS, IDS, ROOT, load
+from runs.registry import CLAIMS, IDS, ROOT
 from runs.store import Store
 from scripts import explain, freeze, gc, status
 from tests.planted_store import DESIGN, REQUEST, do, made_up, plan, planted, work
