@@ -15,7 +15,7 @@ class Progress:
 
     counts: cells done, missing, failed, refused; left: examples neither published nor in a journal; in_journals:
     examples that are done but whose unit is not; example_s: median seconds of an example, None before the first;
-    left_s: seconds of those that are left, each as the median of its model and length (of all, where none is done);
+    left_s: seconds of those that are left, each as the median of its model, task and length (of all, where none is done);
     failures: failed cells by message.
     """
 
@@ -59,10 +59,10 @@ def progress(store: Store, plan: Plan) -> Progress:
 
 
 def _left_s(plan: Plan, left: set[tuple[str, str]], seconds: dict[tuple[str, str], float]) -> float | None:
-    """Lengths of a task grid differ tenfold in their seconds, so that one median of all would tell little."""
+    """Lengths of a task grid differ tenfold in their seconds, and tasks too, so that one median of all would tell little."""
     if not left or not seconds:
         return None if left else 0.0
-    alike = [name for name in ("model", "ctx_tokens") if name in plan.cells.column_names]
+    alike = [name for name in ("model", "task", "ctx_tokens") if name in plan.cells.column_names]
     columns = [plan.cells[name].to_pylist() for name in ("unit", *alike)]
     like = {unit: tuple(rest) for unit, *rest in zip(*columns, strict=True)}
     known: dict[tuple, list[float]] = {}
