@@ -172,6 +172,7 @@ def test_another_block_may_join_a_profile_without_touching_the_replay(root: Path
         ("min_clusters: 20", "min_clusters: 20.5", ["claim-1", "min_clusters", "whole number"]),
         ("min_clusters: 20", "min_clusters: true", ["claim-1", "min_clusters", "whole number"]),
         ("grid: replay", "grid: reply", ["claim-1", "grid", "reply"]),
+        ("calibration: assistant", "calibration: assistent", ["extension-3", "calibration", "assistent"]),
         ("cells: 12096", "cells: 12095", ["grids.replay", "laptop", "cells", "12096"]),
         ("configs/profile/smoke.yaml", "configs/profile/smok.yaml", ["smok.yaml", "grids.replay"]),
         ("judging: [analysis/estimands/coverage.py", "judging: [analysis/estimands/nope.py", ["claim-1", "nope.py"]),
@@ -335,6 +336,17 @@ def test_a_config_of_a_grid_is_named_for_each_claim_that_uses_it(frozen: Path) -
     found = prereg.verify(frozen)
     assert {m.part for m in found} == {"configs/policy/topk.yaml"} and {m.kind for m in found} == {"grid"}
     assert {m.claim for m in found} == set(IDS)
+
+
+def test_a_claim_is_registered_with_the_grid_that_it_is_calibrated_on(frozen: Path) -> None:
+    before = prereg.digests(load(frozen), "extension-3", frozen)
+    edit(frozen, CLAIMS, "      turns: 30", "      turns: 31")
+    found = {(m.claim, m.part) for m in prereg.verify(frozen)}
+    assert found == {(claim, f"{CLAIMS}#grids.assistant") for claim in ("extension-2", "extension-3")}
+    after = prereg.digests(load(frozen), "extension-3", frozen)
+    assert after.design != before.design and after.grid == before.grid  # its own rows stay what they are
+    with pytest.raises(UserError, match=r"grids.assistant: extension-3"):
+        prereg.accept(frozen, "extension-3")
 
 
 def test_nothing_is_accepted_without_a_lock(root: Path) -> None:
