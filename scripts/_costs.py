@@ -113,7 +113,8 @@ def _models(chosen: Settings, profile: Profile) -> list[str]:
 def _further(chosen: Settings, config: RunConfig, grid: str) -> pd.DataFrame:
     """Cells that DATA= adds to the tasks grid, a column `row` with them; a copy on the hub is not loaded for it."""
     more, data = (config.tasks.longbench if grid == "tasks" else None), chosen.data
-    if not more or not data or HUB_ID.fullmatch(data):
+    # A single file is LoCoMo's, which the conversations take.
+    if not more or not data or HUB_ID.fullmatch(data) or Path(data).is_file():
         return pd.DataFrame()
     rows, arms = load_rows(data), [arm.parse(text) for text in config.tasks.arms]
     drawn = sample(rows, more.sample, config.tasks.text_seed).rows

@@ -100,7 +100,7 @@ def test_without_rows_there_is_no_figure(study, tmp_path) -> None:
     found = study["claim-1"]
     assert figures.draw("claim-1", None, found.result, tmp_path) == []
     assert figures.draw("claim-1", found.frame, found.result | {"beside": {}}, tmp_path) == []
-    assert figures.draw("extension-2", found.frame, found.result, tmp_path) == []
+    assert figures.draw("extension-7", found.frame, found.result, tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -62,7 +62,7 @@ def test_every_verdict_threshold_interval_figure_and_digest_is_there() -> None:
                 assert f"[{of['low']:.3f}, {of['high']:.3f}]" in text
         assert all(reason.replace("'", "&#39;") in text for reason in result["reasons"])
     assert all(f'id="figure-{name}"' in text for name in figures.PICTURES)
-    assert "10,000" not in text and f"{RULES.resamples:,} resamples, seed {RULES.seed}" in text
+    assert "10,000 resamples" not in text and f"{RULES.resamples:,} resamples, seed {RULES.seed}" in text
 
 
 def test_the_rows_behind_a_figure_are_its_points() -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,7 +127,8 @@ def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path: Path, undisturbed) -
         deadline = time.monotonic() + 120
         while child.poll() is None and _finished(store_path) < wanted and time.monotonic() < deadline:
             time.sleep(0.02)
-        os.killpg(child.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # on an idle machine the last of it may end between the look and the kill
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     store, plan, mine, found = planned(store_path)
     before = 10 - sum(len(plan.units[unit]) for unit in store.missing(plan))

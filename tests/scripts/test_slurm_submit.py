@@ -153,7 +153,7 @@ def test_every_runnable_claim_goes_into_one_array_and_the_others_are_named(
         "replay": True, "tasks": True, "synthetic": False,
     }  # fmt: skip
     assert "claim-1" in made.claims and "extension-5" in made.claims and "extension-3" not in made.claims
-    assert "left out: extension-3: this version has no runner for grid locomo" in said.err
+    assert "left out: extension-3: this version has no runner for grid assistant" in said.err
     assert all(len({line.plan for line in made.task(i)}) == 1 for i in range(made.tasks))
     assert len(fake.calls("sbatch", "--test-only")) == 2
 

@@ -35,7 +35,7 @@ def root(tmp_path, monkeypatch):
     (repo / prereg.DEVIATIONS).write_text("# Deviations\n")
     for name in (
         *prereg.JUDGING,
-        *re.findall(r"(?:analysis|prereg/manifests)/[\w/]+\.\w+", (ROOT / CLAIMS).read_text()),
+        *re.findall(r"(?:analysis|cert|prereg/manifests)/[\w/]+\.\w+", (ROOT / CLAIMS).read_text()),
     ):
         (repo / name).parent.mkdir(parents=True, exist_ok=True)
         (repo / name).write_text("")
