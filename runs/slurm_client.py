@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from runs.errors import UserError
 from runs.registry import ROOT
 
 SCRIPT = ROOT / "slurm" / "array.sbatch"
-PATIENCE_S = 120
+PATIENCE_S, RETRY_S = 120, 2
 MAX_ARRAY = 1001  # Slurm's own default of MaxArraySize
 ENDED = re.compile(
     "BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT"
@@ -58,11 +59,19 @@ def max_array() -> int:
     return max(1, int(match[1])) if match else MAX_ARRAY
 
 
-def require_time(launcher: LauncherConfig) -> None:
-    """Raise UserError where a partition ends its jobs before the launcher's limit.
+def require_taken(launcher: LauncherConfig) -> None:
+    """Raise UserError, in Slurm's words, where it would not take an array or a judge of a site; nothing is submitted."""
+    _require_time(launcher)
+    if shutil.which("sbatch"):
+        for command in (
+            array_command(launcher, "test", 1, Path("/"), []),
+            judge_command(launcher, "test", None, Path("/"), []),
+        ):
+            asked([command[0], "--test-only", *command[1:]])
 
-    sbatch itself takes such a job where EnforcePartLimits=NO, Slurm's default, and it then waits for ever.
-    """
+
+def _require_time(launcher: LauncherConfig) -> None:
+    # sbatch takes a job over its partition's limit where EnforcePartLimits=NO, the default, and it then waits for ever
     wanted = limit_s(launcher.time) if launcher.time else None
     if wanted is None or not shutil.which("sinfo"):
         return
@@ -113,23 +122,26 @@ def _sbatch(launcher: LauncherConfig, name: str, log: Path, own: Sequence[str], 
     return [*command, *own, *site, *script, launcher.python or sys.executable, *words]
 
 
-def tested(command: Sequence[str]) -> None:
-    """Raise UserError, in Slurm's words, where it would refuse a job; nothing is submitted."""
-    asked([command[0], "--test-only", *command[1:]])
-
-
 def submitted(command: Sequence[str]) -> str:
     """Submit a job and return its number; UserError, in Slurm's words, where it is refused."""
     return asked(command).strip().partition(";")[0]
 
 
-def requeued(job: str) -> str:
-    """Put a running job back into the queue; "" where Slurm agreed, else why not."""
-    try:
-        asked(["scontrol", "requeue", job])
-    except UserError as error:
-        return str(error)
-    return ""
+def requeued(job: str, patience_s: float) -> str:
+    """Put a running job back into the queue; "" where Slurm agreed, else why not.
+
+    A controller that does not answer, as while it is restarted, is asked again for patience_s seconds.
+    """
+    last = time.monotonic() + patience_s
+    while True:
+        try:
+            asked(["scontrol", "requeue", job])
+            return ""
+        except UserError as error:
+            why = str(error)
+        if "Unable to contact" not in why or time.monotonic() > last:
+            return why
+        time.sleep(RETRY_S)
 
 
 def cancelled(job: str) -> None:

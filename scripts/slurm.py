@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     store, launcher = Store(chosen.store.absolute()), _launcher(chosen)
     if not dry:
         slurm_client.require_slurm()
-    slurm_client.require_time(launcher)
+    slurm_client.require_taken(launcher)
     most = min(launcher.tasks, slurm_client.max_array())
     claims = list(registry.claims) if options.claim == "all" else [registry.claim(options.claim).id]
     found, queued = _missing(claims, chosen, registry, write=not dry), _queued(store)
@@ -72,6 +72,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _launcher(chosen: Settings) -> LauncherConfig:
     launcher = compose(chosen.launcher).launcher
+    *_, file = (word.partition("=")[2] for word in chosen.launcher if word.startswith("launcher="))
+    if launcher.name != file:  # it is what make slurm-status proposes
+        raise UserError(
+            f"configs/launcher/{file}.yaml: name: {launcher.name!r}; expected {file}, as the file is called"
+        )
     if launcher.name == LOCAL:
         raise UserError("LAUNCHER=local: that is this machine, as make claim-1 has it; expected a Slurm site")
     if "\\" in str(chosen.store.absolute()):
@@ -162,8 +167,6 @@ def _commands(store: Store, made: Manifest, array: str | None) -> tuple[list[str
 
 def _submitted(store: Store, made: Manifest) -> None:
     """Submit both jobs, or none. Raises UserError in Slurm's words."""
-    for command in _commands(store, made, None):
-        slurm_client.tested(command)
     folder = slurm.folder(store, made.run)
     fresh = not folder.exists()
     slurm.write(store, made)
@@ -182,9 +185,6 @@ def _submitted(store: Store, made: Manifest) -> None:
 
 
 def _shown(store: Store, made: Manifest) -> None:
-    if shutil.which("sbatch"):
-        for command in _commands(store, made, None):
-            slurm_client.tested(command)
     array, judge = _commands(store, made, "<number of the array>")
     print(f"{_summary(made)}: nothing is submitted or written (dry run)\n\n# {slurm_client.SCRIPT}")
     print(slurm_client.SCRIPT.read_text(encoding="utf-8"))

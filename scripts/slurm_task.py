@@ -35,6 +35,7 @@ class Signals:
 
     warned = False
     ended = False
+    leaving = False  # whether this process is about to end by itself
 
     def __init__(self) -> None:
         signal.signal(signal.SIGUSR1, self._warn)
@@ -49,8 +50,8 @@ class Signals:
         self.warned = True
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
-        if not self.ended:  # once: what cleans up must not be interrupted again
-            self.ended = True
+        first, self.ended = not self.ended, True
+        if first and not self.leaving:  # what cleans up must not be interrupted again
             raise Ended
 
 
@@ -141,10 +142,11 @@ def _again(made: Manifest, job: str, left: int, computed: int, told: Signals) ->
     why = "" if made.launcher.requeue else "launcher.requeue is false"
     if not computed:  # it would come back for ever
         why = f"no example was finished within {made.launcher.time}; expected a longer launcher.time"
-    told.ended = True  # Slurm now ends this process, which is ending
-    if why := why or slurm_client.requeued(job):
+    told.leaving = True
+    why = why or slurm_client.requeued(job, made.launcher.warn_s / 2)
+    if why and not told.ended:  # where it has agreed Slurm ends all of the job, scontrol with it
         print(f"not back in the queue: {why}; submitting again does what is left", flush=True)
-    return int(bool(why))
+    return int(bool(why) and not told.ended)
 
 
 if __name__ == "__main__":

@@ -171,10 +171,10 @@ def test_the_site_says_how_large_an_array_may_be(fake: FakeSlurm, out: str, most
 def test_a_limit_above_the_partitions_is_refused(fake: FakeSlurm, partition, time, refused: bool) -> None:
     site = replace(SITE, partition=partition, time=time)
     if not refused:
-        slurm_client.require_time(site)
+        slurm_client.require_taken(site)
         return
     with pytest.raises(UserError, match=r"launcher.time: .*PartitionTimeLimit\): main 1:00:00"):
-        slurm_client.require_time(site)
+        slurm_client.require_taken(site)
 
 
 REFUSALS = [  # as Slurm 22.05 writes them
@@ -198,10 +198,23 @@ REFUSALS = [  # as Slurm 22.05 writes them
 @pytest.mark.parametrize(("err", "says"), REFUSALS)
 def test_refusals_are_slurms_words_on_one_line(fake: FakeSlurm, err: str, says: str) -> None:
     fake.answer("sbatch", err=err, code=1)
-    for ask in (slurm_client.submitted, slurm_client.tested):
+    for ask in (
+        lambda: slurm_client.submitted(["sbatch", "--parsable", "x"]),
+        lambda: slurm_client.require_taken(SITE),
+    ):
         with pytest.raises(UserError) as error:
-            ask(["sbatch", "--parsable", "x"])
+            ask()
         assert str(error.value) == says
+
+
+def test_a_site_is_tried_with_an_array_and_a_judge(fake: FakeSlurm) -> None:
+    slurm_client.require_taken(replace(FULL, time="00:30:00", partition="main", warn_s=60))
+    array, judge = fake.calls("sbatch")
+    assert array[0] == judge[0] == "--test-only" and "--gres=gpu:h100:1" in array and "--gres=gpu:h100:1" not in judge
+    assert "--partition=main" in array and "--partition=cpu" in judge
+    fake.answer("sbatch", "--partition=cpu", err=REFUSALS[0][0], code=1)
+    with pytest.raises(UserError, match="Invalid partition name"):
+        slurm_client.require_taken(replace(FULL, time=None))
 
 
 def test_a_job_number_may_name_its_cluster(fake: FakeSlurm) -> None:
@@ -210,11 +223,28 @@ def test_a_job_number_may_name_its_cluster(fake: FakeSlurm) -> None:
 
 
 def test_a_requeue_says_why_not(fake: FakeSlurm) -> None:
-    assert slurm_client.requeued("9_1") == ""
+    assert slurm_client.requeued("9_1", 0) == ""
     fake.answer("scontrol", "requeue", err="Requested operation is presently disabled for job 9\n", code=1)
-    assert slurm_client.requeued("9_1") == "scontrol: Requested operation is presently disabled for job 9"
+    assert slurm_client.requeued("9_1", 60) == "scontrol: Requested operation is presently disabled for job 9"
+    assert len(fake.calls("scontrol")) == 2  # that is final
     (fake.folder / "scontrol").unlink()  # inside a container, say
-    assert "no scontrol on this machine" in slurm_client.requeued("9_1")
+    assert "no scontrol on this machine" in slurm_client.requeued("9_1", 60)
+
+
+def test_a_requeue_waits_for_a_controller_that_is_restarted(fake: FakeSlurm, monkeypatch) -> None:
+    lost = "slurm_update error: Unable to contact slurm controller (connect failure)\n"
+    fake.answer("scontrol", "requeue", err=lost, code=1)
+    slept = []
+
+    def restarted(seconds: float) -> None:
+        slept.extend([seconds] * (seconds == slurm_client.RETRY_S))  # subprocess waits by it too
+        if len(slept) == 3:
+            fake.answer("scontrol", "requeue")
+
+    monkeypatch.setattr(slurm_client.time, "sleep", restarted)
+    assert slurm_client.requeued("9_1", 60) == "" and len(slept) == 3
+    fake.answer("scontrol", "requeue", err=lost, code=1)
+    assert slurm_client.requeued("9_1", 0) == f"scontrol: {lost.strip()}"
 
 
 def test_without_slurm_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +254,7 @@ def test_without_slurm_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="no squeue on this machine"):
         slurm_client.queue(["a"])
     assert slurm_client.max_array() == 1001
-    slurm_client.require_time(replace(SITE, time="99-00"))
+    slurm_client.require_taken(replace(SITE, time="99-00"))
 
 
 def test_a_controller_that_does_not_answer_is_not_waited_for_for_ever(fake, monkeypatch) -> None:

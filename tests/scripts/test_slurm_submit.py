@@ -8,17 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SETTINGS
 from tiny_folder import tiny_folder
 from tiny_locomo import conversation, write
 
 from runs import execute, replay_cells, slurm
+from runs.config_launcher import LauncherConfig
 from runs.errors import UserError
 from runs.registry import load
 from runs.store import Store
@@ -92,7 +93,7 @@ def test_what_is_missing_goes_into_one_array_and_one_judge(fake: FakeSlurm, stor
     assert submit.main(["claim-1"]) == 0
     made = only(store)
     array, judge = fake.calls("sbatch", "--test-only")
-    assert fake.calls("sbatch")[0] == ["--test-only", *array]
+    assert [call[0] for call in fake.calls("sbatch")[:2]] == ["--test-only"] * 2
     assert {"--array=0-1%1", "--partition=main", "--time=00:30:00", "--mem=4G", f"--job-name=kvcert-{made.run}"} <= set(
         array
     )
@@ -231,6 +232,7 @@ def test_without_its_judge_the_array_is_cancelled(fake: FakeSlurm, store: Store,
         ({"LAUNCHER": "local"}, "expected a Slurm site"),
         ({"ARGS": "launcher.time=01:01:00"}, "at most that of the partition (PartitionTimeLimit): main 1:00:00"),
         ({"ARGS": "launcher.warn_s=0"}, "launcher.warn_s: 0; expected at least 1"),
+        ({"ARGS": "launcher.name=other"}, "configs/launcher/slurm.yaml: name: 'other'; expected slurm"),
         ({"ARGS": "launcher.partitoin=x"}, "partitoin"),
         ({"ARGS": "launcher=cpu", "LAUNCHER": "h100"}, "expected one of them"),
         ({"ARGS": "launcher.time=61"}, "launcher.time: 61 where text was expected"),
@@ -423,7 +425,7 @@ def test_told_to_end_it_abandons_its_example_and_asks_for_nothing(fake: FakeSlur
 
 def test_the_end_that_its_own_requeue_brings_is_no_failure(fake: FakeSlurm, store: Store, task) -> None:
     submit_ten(store)
-    (fake.folder / "scontrol").write_text("#!/bin/sh\nkill -TERM $PPID\nsleep 0.2\n")
+    (fake.folder / "scontrol").write_text("#!/bin/sh\nkill -TERM $PPID\nkill -TERM $$\n")  # all of the job
     code, said = task({2: (signal.SIGUSR1,)})
     assert code == 0 and said[-1] == "warned of the time limit: 2 examples computed, 3 units left"
 
@@ -556,6 +558,30 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(fake: FakeSlurm, 
     with pytest.raises(UserError, match=r"launcher\.gres: 'gpu:1', but torch .* sees no GPU"):
         slurm_task.main([fake.calls("sbatch", "--test-only")[0][-1]])
     assert not store.unit_files()
+
+
+# ---------------------------------------------------------------- the guide
+
+
+def test_the_guide_names_commands_settings_and_keys_that_exist() -> None:
+    guide, makefile = (ROOT / "docs" / "cluster.md").read_text(), (ROOT / "Makefile").read_text()
+    six = re.findall(r"^    (.+?)\s+# (\d)  ?\S", guide, re.MULTILINE)
+    assert [number for _, number in six] == list("123456")
+    helped = set(re.findall(r"^##   make ([\w-]+)", makefile, re.MULTILINE))
+    for name in re.findall(r"make ([a-z]+(?:-[a-z]+)*(?:-\d)?)\b", guide):
+        assert re.sub(r"extension-\d$", "extension-N", re.sub(r"claim-\d$", "claim-N", name)) in helped, name
+    for setting in re.findall(r"\b([A-Z_]+)=", guide):
+        assert setting in (*SETTINGS, "KVCERT_CACHE"), setting
+    keys = {field.name for field in fields(LauncherConfig)}
+    assert set(re.findall(r"launcher\.(\w+)=", guide)) <= keys
+    assert set(re.findall(r"`(\w+)(?:: \w+)?`", guide)) & keys >= {
+        "requeue",
+        "tasks",
+        "time",
+        "warn_s",
+        "throttle",
+        "python",
+    }
 
 
 # ---------------------------------------------------------------- the script
