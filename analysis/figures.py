@@ -41,7 +41,7 @@ def draw(claim_id: str, frame: pd.DataFrame | None, result: Result, folder: Path
 
     What was drawn from an equal result by an equal style stays as it is. Raises UserError where folder cannot be written.
     """
-    if claim_id not in DRAWN or frame is None or not result["beside"]:
+    if claim_id not in DRAWN or frame is None or not any(result["beside"].values()):
         return []
     paths = [folder / f"{claim_id}.{kind}" for kind in ("png", "pdf")]
     stamp, key = folder / f".{claim_id}.key", _key(result)

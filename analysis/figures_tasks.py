@@ -61,7 +61,7 @@ def forest(axes: "Axes", names: Sequence[str], series: Mapping[str, Sequence[Est
 def measured(result: Result) -> list[tuple[str, Mapping[str, Any]]]:
     """Each stratum that has rows: its name, and all that was measured there, judged or beside."""
     strata = {stratum["name"]: stratum["measures"] for stratum in result["strata"]}
-    return [(name, {**of, **strata[name]}) for name, of in result["beside"].items()]
+    return [(name, {**of, **strata[name]}) for name, of in result["beside"].items() if of]
 
 
 def threshold(result: Result, measure: str) -> float:

@@ -62,7 +62,7 @@ class Study:
 
     def lacks(self, claims: Sequence[str]) -> list[str]:
         """Why claims show nothing: one line for each that has no rows that are ok, with what is missing."""
-        empty = [self.result(claim_id) for claim_id in claims if not self.result(claim_id)["beside"]]
+        empty = [result for result in map(self.result, claims) if not any(result["beside"].values())]
         return [f"{one['id']} {NOT_EVALUATED}: {'; '.join(one['reasons'])}" for one in empty]
 
     def marks(self, claims: Sequence[str]) -> list[str]:

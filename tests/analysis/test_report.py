@@ -176,6 +176,8 @@ def test_a_narrow_window_has_no_overflow(shown, width) -> None:
     outside = """[...document.querySelectorAll('p, h1, h2, h3, dl, li, summary, .filter, .cards td')]
       .filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll:not(:has(.cards))')).length"""
     assert shown.ask(outside) == 0
+    heights = "[...document.querySelectorAll('th button')].map((one) => one.getBoundingClientRect().height)"
+    assert min(filter(None, shown.ask(heights))) >= 24, "WCAG 2.2, target size"
     assert float(shown.ask("getComputedStyle(document.querySelector('.lead')).fontSize").removesuffix("px")) >= 16
 
 

@@ -85,6 +85,19 @@ def test_every_figure_of_made_up_rows_says_so_and_what_is_missing(monkeypatch, t
     assert whole.count("synthetic rows") == 2 and "missing" not in whole
 
 
+def test_a_claim_of_which_only_the_calibration_is_left_shows_nothing_and_says_so(monkeypatch, tmp_path) -> None:
+    """The stratum has rows and nothing is measured: no figure may look for what it lacks."""
+    copied = Store(shutil.copytree(small_store.FOLDER, tmp_path / "store"))
+    for file in copied.unit_files():
+        if "assistant 0" in copied.meta(file.path)["run_of"]:  # the unit with the dialogues
+            file.path.unlink()
+    found = study("smoke", store=copied.root, rules=RULES, only=("extension-2",))
+    assert found.rows("extension-2")["task"].unique().tolist() == ["assistant_calibration"]
+    assert "extension-2 not evaluated" in " ".join(svg(monkeypatch, tmp_path, found, "extension-2").split())
+    judged = found.judged["extension-2"]
+    assert figures.draw("extension-2", judged.frame, judged.result, tmp_path / "out") == []
+
+
 def test_without_rows_every_figure_table_and_number_says_what_is_missing(monkeypatch, tmp_path) -> None:
     empty = study("smoke", store=tmp_path / "nowhere", rules=RULES)
     for name, picture in figures.pictures(empty.registry).items():
