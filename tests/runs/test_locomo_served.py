@@ -53,11 +53,10 @@ def rows(store: Store, plan) -> list[dict[str, Any]]:
 def work(root: Path, part: Part, texts: list[Any]) -> list[str]:
     """What one worker does; the conversations it computed."""
     store, plan = planned(root, part, texts)
-    progress = execute.get_context("spawn").SimpleQueue()
-    execute._worker = execute._Worker(store.root, plan.design, (part,), progress)
+    done: list[execute.Progress] = []
+    worker = execute.Worker(store.root, plan.design, (part,), done.append)
     for job in execute._jobs(plan, [part], [texts], store.missing(plan), []):
-        execute._work(job)
-    done = [progress.get() for _ in iter(progress.empty, True)]
+        worker.work(job)
     assert not [message for _, _, message in done if message]
     return [name for name, computed, _ in done if computed]
 
