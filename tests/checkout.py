@@ -27,6 +27,6 @@ def command(folder: Path, module: str, *arguments: str, **variables: str) -> Don
         env=os.environ | {"PROFILE": "smoke"} | variables,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )

@@ -17,8 +17,8 @@ from runs.locomo_rows import CATEGORIES, Asked, load
 
 HAND = [
     # 2 * common / (words of the prediction + words of the reference)
-    ("single_hop", "The Pride parades, and a tattoo!", "pride parade", 4 / 5),  # pride parad tattoo / pride parad
-    ("single_hop", "by dancing", "dance", 2 / 3),
+    ("single_hop", "The garden fences, and a hammer!", "garden fence", 4 / 5),  # garden fenc hammer / garden fenc
+    ("single_hop", "by rowing", "rows", 2 / 3),
     ("single_hop", "a dog and a dog", "dog", 2 / 3),  # as multisets: the second dog is one too many
     ("single_hop", "dog", "a dog and a dog", 2 / 3),
     ("single_hop", "families", "family", 1.0),
@@ -30,15 +30,15 @@ HAND = [
     ("single_hop", "The.", "the", 0.0),  # nothing is left of either
     ("single_hop", "red; blue", "red; green", 1 / 2),  # only open_domain is cut at ";"
     ("single_hop", "red, blue", "red, green", 1 / 2),  # and only multi_hop at ","
-    ("temporal", "19 January 2023", "19 January, 2023", 1.0),
-    ("temporal", "January", "19 January, 2023", 2 / 4),
-    ("open_domain", "Likely no", "LIkely no; though she likes reading, she wants to be a counselor", 1.0),
-    ("open_domain", "reading", "LIkely no; though she likes reading", 0.0),
-    ("open_domain", "no; likely", "likely no", 1.0),  # the prediction is not cut
-    ("multi_hop", "camping, swimming", "swimming, a beach", 1 / 2),
-    ("multi_hop", "beach", "beach, mountains, forest", 1 / 3),
-    ("multi_hop", "the mountain beach", "beach, mountains", (2 / 3 + 2 / 3) / 2),
-    ("multi_hop", "beach, mountain", "beach", 1.0),  # a part of the prediction too many costs nothing
+    ("temporal", "3 March 2021", "3 March, 2021", 1.0),
+    ("temporal", "March", "3 March, 2021", 2 / 4),
+    ("open_domain", "Maybe not", "maybe not; although he enjoys rowing, he would rather paint", 1.0),
+    ("open_domain", "rowing", "maybe not; although he enjoys rowing", 0.0),
+    ("open_domain", "not; maybe", "maybe not", 1.0),  # the prediction is not cut
+    ("multi_hop", "rowing, painting", "painting, a lake", 1 / 2),
+    ("multi_hop", "lake", "lake, hills, marsh", 1 / 3),
+    ("multi_hop", "the hill lake", "lake, hills", (2 / 3 + 2 / 3) / 2),
+    ("multi_hop", "lake, hill", "lake", 1.0),  # a part of the prediction too many costs nothing
     ("multi_hop", "red; blue", "red; blue", 1.0),
     ("multi_hop", "dog", "dog,", 1 / 2),  # the part behind the last comma has no words, and nothing matches it
     ("adversarial", "It is Not Mentioned in the conversation.", "", 1.0),
