@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.study import Study
+from analysis.study import Study, asked
 from runs.cells import Plan
 from runs.provenance import git_state
 from runs.store import Store
@@ -23,7 +23,7 @@ def grids(study: Study) -> pd.DataFrame:
     """
     store, found = Store(study.store), []
     for grid in study.registry.grids:
-        plan = store.read_plan(grid, study.profile, study.request)
+        plan = store.read_plan(grid, study.profile, asked(store, grid, study.profile, study.request))
         if plan:
             claims = [claim.id for claim in study.registry.claims.values() if claim.grid == grid]
             counts = store.counts(plan)

@@ -13,6 +13,7 @@ import pandas as pd
 from analysis.estimands import Cells, strata
 from analysis.judge import REGISTERED, Judged, Request, judge
 from runs.registry import ROOT, Claim, Registry, Rules, load
+from runs.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,8 +90,24 @@ def study(
     """
     registry = load(root)
     rules, where = rules or registry.rules, store or root / "runs" / "store"
-    found = {name: judge(name, profile, request, where, root, rules) for name in only or registry.claims}
+    plans = {grid: asked(Store(where), grid, profile, request) for grid in registry.grids}
+    found = {
+        name: judge(name, profile, plans[registry.claim(name).grid], where, root, rules)
+        for name in only or registry.claims
+    }
     return Study(registry, rules, found, profile, request, where, root)
+
+
+def asked(store: Store, grid: str, profile: str, request: Request) -> Request:
+    """The request under which a store has a grid's plan: the given one, or the only one that differs in the data alone.
+
+    No one place of data is every grid's: real conversations are read from a file, and most grids need none.
+    """
+    if store.plan_path(grid, profile, request).is_file():
+        return request
+    stored = [header["request"] for header in store.plans() if (header["grid"], header["profile"]) == (grid, profile)]
+    others = [one for one in stored if {**one, "data": None} == {**request, "data": None}]
+    return others[0] if len(others) == 1 else request
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,12 @@
 
 import argparse
 import sys
+from dataclasses import replace
 
+from analysis.study import asked
 from analysis.text import sentence
 from runs.registry import ROOT, load
+from runs.store import Store
 from scripts._cli import run, settings
 from scripts.judge import judged
 
@@ -15,7 +18,8 @@ def main(argv: list[str] | None = None) -> int:
     chosen = settings()
     chosen.require_store()
     for claim in load(ROOT).claims.values():
-        found, _ = judged(claim.id, chosen)
+        data = asked(Store(chosen.store), claim.grid, chosen.profile, chosen.request)["data"]
+        found, _ = judged(claim.id, replace(chosen, data=data and str(data)))
         print(f"{claim.id:12} {claim.title:28} {sentence(found.result)}", flush=True)
     return 0
 

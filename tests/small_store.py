@@ -18,6 +18,7 @@ from scipy.stats import norm
 sys.path.insert(0, str(Path(__file__).parent / "analysis"))  # `planted` lies there, also where no pytest runs
 import planted
 import planted_conversations
+import planted_locomo
 import planted_tasks
 
 from runs import prereg
@@ -152,6 +153,12 @@ def plans() -> Iterator[tuple[Plan, Iterator[dict[str, Any]]]]:
     asked = _cut(asked, 56, ("model",))
     said = planted_conversations.world(asked, 5, RECALLED, FORGOTTEN, INDUCED)
     yield asked, map(rounded, said.values())
+    data = {"request": planted.REQUEST | {"data": "locomo10.json"}}  # as a plan of LoCoMo has it
+    told = planted_locomo.plan(ROOT, 10, 6, **header("locomo", "planted conversations"), **data)
+    yield (
+        (told := _cut(told, 5)),
+        map(rounded, planted_conversations.world(told, 6, RECALLED, FORGOTTEN, INDUCED).values()),
+    )
 
 
 def _cut(made: Plan, size: int, by: tuple[str, ...] = ("model", "task")) -> Plan:

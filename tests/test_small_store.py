@@ -60,7 +60,7 @@ def recovered(claim_id: str, name: str, expected: dict[str, float]) -> None:
     assert set(found.index) == set(expected)
     for stratum, value in expected.items():
         one = found.loc[stratum]
-        assert abs(one["estimate"] - value) <= one["high"] - one["low"] < 0.25, (claim_id, name, stratum)
+        assert abs(one["estimate"] - value) <= one["high"] - one["low"] < 0.3, (claim_id, name, stratum)
 
 
 BUDGETS = {f"budget {100 * budget:g} %": budget for budget in truth.COVERAGE}
@@ -107,6 +107,8 @@ def test_recall_is_recovered() -> None:
     recall = {"full": truth.RECALLED, "poisson": truth.RECALLED * (1 - truth.FORGOTTEN), "topk": truth.RECALLED / 6}
     for system, value in recall.items():
         recovered("extension-2", f"recall {system}", {"planted": value})
+    recovered("extension-3", "score full", {"planted": truth.RECALLED})
+    recovered("extension-3", "damage", {"planted": truth.RECALLED * truth.FORGOTTEN})
 
 
 def test_the_truths_are_not_those_of_another_signal() -> None:

@@ -15,7 +15,7 @@ import small_store
 from conftest import ROOT
 
 from analysis import figures, latex
-from analysis.study import Picture, Study, numbers, study
+from analysis.study import Picture, Study, asked, numbers, study
 from analysis.tables_study import rows_of, tables
 from runs import prereg
 from runs.store import Store
@@ -110,6 +110,19 @@ def test_without_rows_every_figure_table_and_number_says_what_is_missing(monkeyp
         assert made[f"tables/{claim_id}.tex"].startswith(f"{claim_id} not evaluated: ")
         assert rf"\kvset{{{claim_id}.verdict}}{{NOT\_EVALUATED}}" in made[f"numbers/{claim_id}.tex"]
     assert "not evaluated" in made["tables/gains.tex"] and made["tables/deviations.tex"] == "none\n"
+
+
+def test_a_plan_is_found_wherever_its_data_lay_and_under_no_other_request(tmp_path) -> None:
+    store = Store(shutil.copytree(small_store.FOLDER, tmp_path / "store"))
+    (header,) = (one for one in store.plans() if one["grid"] == "locomo")
+    typed = {"model": None, "data": None, "ctx": None, "args": None}
+    assert header["request"]["data"] and asked(store, "locomo", "smoke", typed) == header["request"]
+    assert asked(store, "locomo", "smoke", typed | {"model": "another"})["model"] == "another"
+    assert asked(store, "locomo", "laptop", typed) == typed == asked(store, "replay", "smoke", typed)
+    assert asked(store, "replay", "smoke", header["request"]) == typed
+    made = store.read_plan("locomo", "smoke", header["request"])
+    store.write_plan(replace(made, header=made.header | {"request": typed | {"data": "elsewhere.json"}}))
+    assert asked(store, "locomo", "smoke", typed) == typed, "which of two is meant cannot be known"
 
 
 def test_another_seed_changes_intervals_and_no_estimate() -> None:
@@ -243,7 +256,7 @@ def test_figures_and_judge_all_need_no_torch(tmp_path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "synthetic rows" in done.stdout and "extension-3 not evaluated" in done.stdout
+    assert "synthetic rows" in done.stdout and "not evaluated" not in done.stdout
     assert all(claim_id in done.stdout for claim_id in prereg.IDS)
     for folder in ("figures", "tables", "numbers"):
         made = {f"{folder}/{path.name}" for path in (tmp_path / "paper" / folder).iterdir()}
