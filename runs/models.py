@@ -133,7 +133,9 @@ class explained:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UserError) or not isinstance(error, Exception):
             return
-        said = shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+        said = shorten(str(error), 300, placeholder=" ...")
+        if not isinstance(error, OSError | ValueError | ImportError) or not said:  # "'added_tokens'" says nothing
+            said = f"{type(error).__name__}: {said}".rstrip(": ")
         raise UserError(f"model {self.source.path or self.source.name}: cannot load its {self.what}: {said}") from error
 
 
@@ -148,9 +150,13 @@ def config_of(source: Source) -> PreTrainedConfig:
     if source.kind == "tiny":
         fields = {k: v for k, v in TINY.items() if k != "seed"}
         return AutoConfig.for_model("llama", **fields)
-    path, revision = location(source)
     with explained(source, "config"):
-        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        if source.kind == "gguf" and not _folder_of(source).is_dir():  # what is refused by its config is not converted
+            gguf = Path(source.path)
+            config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        else:
+            path, revision = location(source)
+            config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         if type(config) not in AutoModelForCausalLM._model_mapping:  # the public class has no public lookup
             raise UserError(f"model {source.name}: {config.model_type} is not a causal language model")
     return config
@@ -166,10 +172,14 @@ def location(source: Source) -> tuple[str, str | None]:
 
 def _converted(source: Source) -> Path:
     """The safetensors folder of a GGUF file: converted once, published by rename, its weights verified by hash."""
-    folder = cache_folder() / "models" / source.digest[:32]
+    folder = _folder_of(source)
     if not (folder / "kvcert.json").is_file():
         _convert(source, folder)
     return folder
+
+
+def _folder_of(source: Source) -> Path:
+    return cache_folder() / "models" / source.digest[:32]
 
 
 def verify_converted(source: Source) -> None:

@@ -145,5 +145,15 @@ def _folder(path: Path) -> Source:
     if not weights:
         raise UserError(f"model folder {path}: no *.safetensors; expected safetensors weights (pickles are refused)")
     rest = sorted(p for p in path.iterdir() if p.suffix in {".json", ".jinja", ".model", ".txt"} and p.is_file())
+    for file in rest:
+        if file.suffix == ".json":
+            _check_json(file)
     lines = "".join(f"{p.name} {file_sha256(p)}\n" for p in [*weights, *rest])
     return Source("folder", path.resolve().name, str(path.resolve()), _sha256_of(lines.encode()))
+
+
+def _check_json(path: Path) -> None:
+    try:
+        json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"model file {path}: damaged, not JSON: {error}") from error

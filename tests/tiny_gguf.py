@@ -6,6 +6,7 @@ import gguf
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+GEMMAS = ("gemma2", "gemma3")  # sentencepiece, sliding layers, and 1 + weight for the weight of a norm
 WORDS = ["▁", "t", "h", "e", "▁t", "he", "▁the", "a", "▁a", "n", "i", "s", "o", "r"]
 
 
@@ -21,7 +22,7 @@ def write_gguf(model: PreTrainedModel, architecture: str, path: Path) -> Path:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if architecture == "gemma3":
+    if architecture in GEMMAS:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
         writer.add_sliding_window(config.sliding_window)
@@ -34,7 +35,7 @@ def write_gguf(model: PreTrainedModel, architecture: str, path: Path) -> Path:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stem, kind = name.rsplit(".", 1)
-        one_more = architecture == "gemma3" and "norm" in name  # llama.cpp stores 1 + weight
+        one_more = architecture in GEMMAS and "norm" in name
         writer.add_tensor(f"{names.get_name(stem)}.{kind}", (weight.float() + one_more).contiguous().numpy())
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()

@@ -78,6 +78,21 @@ def test_a_tokenizer_that_is_not_there_is_one_whole_line(folder: Path, tmp_path:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "tokenizer.json: damaged, not JSON: "),
+        ("{}", "/copy: cannot load its tokenizer: KeyError: 'added_tokens'"),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_line_that_says_where(text: str, says: str, folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError) as caught:
+        models.load_tokenizer(sources.resolve(str(copy)))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_a_pinned_hub_id_is_accepted_by_name() -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     found = sources.resolve(f"Qwen/Qwen2.5-0.5B-Instruct@{commit}")

@@ -36,10 +36,13 @@ def test_loaded_as_written_and_served(made: tuple[PreTrainedModel, str, Path], t
     model, architecture, path = made
     monkeypatch.setenv("KVCERT_CACHE", str(tmp_path))
     source = sources.resolve(str(path))
+    shape = models.shape(source)
+    assert not list(tmp_path.iterdir()), "a plan needs the config alone"
     loaded, tokenizer = models.load_model(source), models.load_tokenizer(source)
+    assert models.shape(source) == shape
     ids = torch.randint(5, 250, (1, 90))
     assert torch.equal(loaded(ids).logits, model(ids).logits)
-    assert models.shape(source).layers == FILES[architecture][2]
+    assert shape.layers == FILES[architecture][2]
     text = "the cat is naïve"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False).strip() == text
     with certified(loaded, Policy.preset("certified", budget=0.6, sinks=2, recent=8, window=8)) as session:
@@ -62,3 +65,14 @@ def test_claim_1_runs_on_it(made: tuple[PreTrainedModel, str, Path], tmp_path: P
     result = json.loads(done.stdout)
     assert (result["rows"], result["missing"], result["failed"]) == (96, 0, 0)
     assert result["population"].startswith(f"tiny {architecture}") and result["verdict"] == "NOT_EVALUATED"
+
+
+def test_a_soft_capped_one_is_refused_before_it_is_converted(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("gemma2", **SMALL | {"vocab_size": 280, "head_dim": 8, "sliding_window": 24})
+    path = write_gguf(AutoModelForCausalLM.from_config(config), "gemma2", tmp_path / "capped.gguf")
+    variables = {"PROFILE": "smoke", "MODEL": str(path), "STORE": str(tmp_path / "rows")}
+    cache = tmp_path / "cache"
+    done = command(checkout(tmp_path / "copy"), "claim", "claim-1", KVCERT_CACHE=str(cache), **variables)
+    assert done.returncode == 2 and not cache.exists() and not (tmp_path / "rows").exists()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: model capped: the replay cannot measure it: soft-capped logits"), line
