@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     chosen.require_store()
     for claim in load(ROOT).claims.values():
         data = asked(Store(chosen.store), claim.grid, chosen.profile, chosen.request)["data"]
-        found, _ = judged(claim.id, replace(chosen, data=data and str(data)))
+        found, _ = judged(claim.id, replace(chosen, data=str(data) if data else None))
         print(f"{claim.id:12} {claim.title:28} {sentence(found.result)}", flush=True)
     return 0
 
