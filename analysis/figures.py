@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from analysis import figures_gated, figures_replay, figures_scores, figures_tasks
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = ROOT / "paper" / "matplotlibrc"
+GRID = 2.0**20  # places to a millionth of a figure
 METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # no clock in a file
 DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {
     **figures_replay.DRAWN,
@@ -118,7 +120,23 @@ def rendered(paint: Callable[["Figure"], None], kinds: Sequence[str], synthetic:
                 "zorder": 10,
             }
             figure.text(0.5, 0.5, SYNTHETIC, fontsize=24, **mark)
+        _lay_out(figure)
         return [_image(figure, kind) for kind in kinds]
+
+
+def _lay_out(figure: "Figure") -> None:
+    """Give everything its place, on GRID, once for every kind of file.
+
+    The layout's solver orders its terms by their addresses in memory: the last digits of its sums differ between runs.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for part in figure.subfigs:
+        part.bbox_relative.set_points(np.round(GRID * part.bbox_relative.get_points()) / GRID)
+    for axes in figure.axes:
+        axes.set_position(Bbox(np.round(GRID * axes.get_position(original=True).get_points()) / GRID))
 
 
 def files(study: Study) -> Iterator[tuple[str, bytes]]:

@@ -57,6 +57,28 @@ def test_equal_rows_give_equal_bytes(study, claim, tmp_path) -> None:
     assert min(len(png), len(pdf)) > 10_000
 
 
+def test_the_last_digits_of_the_layout_are_no_part_of_a_figure(monkeypatch) -> None:
+    """They differ between two runs, and even between two drawings: its solver sorts by addresses in memory."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    def paint(figure) -> None:
+        upper, lower = figure.subfigures(2, 1)
+        figure.colorbar(upper.subplots(1, 2)[0].scatter([0, 1], [0, 1], c=[1, 2]))
+        lower.subplots().plot([0, 1])
+
+    def shifted(self, figure) -> None:
+        laid_out(self, figure)
+        for axes in figure.axes:
+            axes.set_position([place + 1e-11 for place in axes.get_position().bounds])
+        for part in figure.subfigs:
+            part.bbox_relative.set_points(part.bbox_relative.get_points() + 1e-11)
+
+    kinds = ("pdf", "svg", "png")
+    before, laid_out = figures.rendered(paint, kinds, True), ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", shifted)
+    assert figures.rendered(paint, kinds, True) == before
+
+
 def test_only_another_result_is_drawn_again(study, tmp_path, monkeypatch) -> None:
     drawn = []
     monkeypatch.setitem(figures.DRAWN, "claim-1", lambda *_: drawn.append(1))
