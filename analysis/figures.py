@@ -23,6 +23,7 @@ from runs.registry import ROOT, Registry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import LayoutEngine
 
 STYLE = ROOT / "paper" / "matplotlibrc"
 GRID = 2.0**20  # places to a millionth of a figure
@@ -108,7 +109,7 @@ def rendered(paint: Callable[["Figure"], None], kinds: Sequence[str], synthetic:
     from matplotlib.figure import Figure
 
     with mpl.rc_context(fname=STYLE):
-        figure = Figure()
+        figure = Figure(layout=_layout())
         paint(figure)
         if synthetic:
             mark: dict[str, Any] = {
@@ -120,23 +121,7 @@ def rendered(paint: Callable[["Figure"], None], kinds: Sequence[str], synthetic:
                 "zorder": 10,
             }
             figure.text(0.5, 0.5, SYNTHETIC, fontsize=24, **mark)
-        _lay_out(figure)
         return [_image(figure, kind) for kind in kinds]
-
-
-def _lay_out(figure: "Figure") -> None:
-    """Give everything its place, on GRID, once for every kind of file.
-
-    The layout's solver orders its terms by their addresses in memory: the last digits of its sums differ between runs.
-    """
-    from matplotlib.transforms import Bbox
-
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for part in figure.subfigs:
-        part.bbox_relative.set_points(np.round(GRID * part.bbox_relative.get_points()) / GRID)
-    for axes in figure.axes:
-        axes.set_position(Bbox(np.round(GRID * axes.get_position(original=True).get_points()) / GRID))
 
 
 def files(study: Study) -> Iterator[tuple[str, bytes]]:
@@ -156,6 +141,23 @@ def _key(result: Result) -> str:
     drawing = sorted(Path(__file__).parent.glob("figures*.py"))
     parts = [json.dumps(known, sort_keys=True), *(path.read_text() for path in drawing), STYLE.read_text()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _layout() -> "LayoutEngine":
+    """Constrained layout on GRID: its solver orders terms by their addresses, so sums differ in their last digits."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.transforms import Bbox
+
+    class Layout(ConstrainedLayoutEngine):
+        def execute(self, figure: "Figure") -> None:
+            super().execute(figure)
+            for part in figure.subfigs:
+                part.bbox_relative.set_points(np.round(GRID * part.bbox_relative.get_points()) / GRID)
+            for axes in figure.axes:
+                axes.set_position(Bbox(np.round(GRID * axes.get_position(original=True).get_points()) / GRID))
+                axes.set_in_layout(True)  # it has its place by hand now, and must be laid out for the next kind of file
+
+    return Layout()
 
 
 def _image(figure: "Figure", kind: str) -> bytes:

@@ -85,7 +85,9 @@ def _curves(axes: "Axes", of: Any, reached: Any) -> None:
         axes.plot(of["curve"]["share"], of["curve"][choice], color=colour, ls=line, label=label)
     gated, (at,) = reached["poisson certificate-gated"], of["curve"]["at"]
     y, low, high = (floats([gated[end]]) for end in ("estimate", "low", "high"))
-    axes.errorbar([at], y, (y - low, high - y), fmt="o", color=CHOICES["certificate"][0], ms=4, capsize=2)
+    axes.errorbar(
+        [at], y, (y - low, high - y), fmt="o", color=CHOICES["certificate"][0], ms=4, capsize=2, label="the gate"
+    )
     axes.set_xlabel("share recomputed")
     axes.set_ylim(-0.02, 1.02)
 
@@ -110,6 +112,7 @@ def _replays(panels: Any, paths: Any, delta: float) -> None:
     panels[1].set_title("heads that ever crossed")
     panels[1].set_ylim(bottom=0)
     for axes in panels:
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("turns")
 
 

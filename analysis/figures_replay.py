@@ -200,7 +200,7 @@ def _designs(figure: "Figure", _: Study, points: pd.DataFrame) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(100 * (at := np.sort(points["budget"].unique())), [f"{100 * one:g} %" for one in at])
         axes.set_xlabel("share of the cache kept")
-    panels[0].set_ylabel("median of error over output norm")
+    panels[0].set_ylabel("median error / output norm")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3, columnspacing=1)
 
 

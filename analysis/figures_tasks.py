@@ -52,6 +52,9 @@ def forest(axes: "Axes", names: Sequence[str], series: Mapping[str, Sequence[Est
         axes.errorbar(
             x, y, xerr=(x - low, high - x), fmt=marker, color=COLOURS[k % len(COLOURS)], capsize=2.5, label=label
         )
+    for i in range(len(names)):
+        if all(found[i]["estimate"] is None for found in series.values()):
+            axes.text(at, i, " undefined", va="center", fontsize=7, color=GREY)
     axes.axvline(at, **LINE)
     axes.set_yticks(np.arange(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -100,8 +103,9 @@ def aucs(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     line = threshold(result, "auc")
     forest(left, rows, series, 0.5 if np.isnan(line) else line)
     left.axvline(0.5, color=GREY, lw=0.8)
-    left.set_xlabel("AUC, with 95 % intervals")
+    left.set_xlabel("AUC, with 95 % intervals" + ("" if np.isnan(line) else "; dashed: the threshold"))
     forest(right, [name for name, _ in found], {"": [of["auc_difference"] for _, of in found]}, 0)
+    right.locator_params("x", nbins=4)
     right.set_xlabel("certificate minus\nlog-probability")
     if len(found) > 1:
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=4)
@@ -137,7 +141,7 @@ def points(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     axes = figure.subplots()
     forest(axes, names, series, threshold(result, "mean_auc"))
     axes.axhline(len(names) - 1.5, color=GREY, lw=0.6)
-    axes.set_xlabel("AUC, failure against success, with 95 % intervals")
+    axes.set_xlabel("AUC, failure against success, with 95 % intervals; dashed: the threshold")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
 
 

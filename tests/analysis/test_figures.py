@@ -70,6 +70,7 @@ def test_the_last_digits_of_the_layout_are_no_part_of_a_figure(monkeypatch) -> N
         laid_out(self, figure)
         for axes in figure.axes:
             axes.set_position([place + 1e-11 for place in axes.get_position().bounds])
+            axes.set_in_layout(True)
         for part in figure.subfigs:
             part.bbox_relative.set_points(part.bbox_relative.get_points() + 1e-11)
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import small_store
 from conftest import ROOT
+from matplotlib.backends.backend_pdf import RendererPdf
 
 from analysis import figures, latex
 from analysis.study import Picture, Study, asked, numbers, study
@@ -26,6 +28,7 @@ ON = {  # a grid -> what is made of its rows
     "tasks": {"claim-3", "claim-4", "claim-5", "claim-6", "claim-7", "extension-1", "accuracy", "memory", "roc", "arms",
               "tasks", "gains", "aucs"},
 }  # fmt: skip
+TEXTS: dict[str, tuple[tuple[float, ...], list]] = {}
 WHOLE = {"verdicts", "grids", "study"}  # of all grids
 
 
@@ -36,8 +39,26 @@ def studied(store: Path = small_store.FOLDER, seed: int = RULES.seed) -> Study:
 
 @cache
 def files(store: Path = small_store.FOLDER) -> dict[str, bytes]:
-    found = studied(store)
-    return {f"figures/{name}": image for name, image in figures.files(found)} | dict(latex.files(found))
+    """What is made of a store; TEXTS: of each figure its size, and the texts of its PDF with the boxes they take."""
+    found, boxes, size = {}, [], []
+
+    def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None) -> None:
+        wide, high, below = self.get_text_width_height_descent(s, prop, ismath)
+        size[:] = (72 * self.width, 72 * self.height)
+        if angle == 0:
+            boxes.append((s, (x, y - below, x + wide, y - below + high)))
+        elif angle == 90:
+            boxes.append((s, (x + below - high, y, x + below, y + wide)))
+        drawn(self, gc, x, y, s, prop, angle, ismath, mtext)
+
+    drawn = RendererPdf.draw_text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RendererPdf, "draw_text", draw_text)
+        for name, image in figures.files(studied(store)):
+            found[f"figures/{name}"] = image
+            TEXTS[name] = (tuple(size), list(dict.fromkeys(boxes)))
+            boxes.clear()
+    return found | dict(latex.files(studied(store)))
 
 
 def without_a_unit(grid: str, folder: Path) -> Path:
@@ -96,6 +117,17 @@ def test_a_claim_of_which_only_the_calibration_is_left_shows_nothing_and_says_so
     assert "extension-2 not evaluated" in " ".join(svg(monkeypatch, tmp_path, found, "extension-2").split())
     judged = found.judged["extension-2"]
     assert figures.draw("extension-2", judged.frame, judged.result, tmp_path / "out") == []
+
+
+def test_no_text_of_a_figure_leaves_it_or_covers_another() -> None:
+    """By the boxes of the texts that stand upright or on their side."""
+    files()
+    for name, ((wide, high), boxes) in TEXTS.items():
+        for text, (left, bottom, right, top) in boxes:
+            assert left > -1 and bottom > -1 and right < wide + 1 and top < high + 1, (name, text)
+        for (one, (a, b, c, d)), (other, (e, f, g, h)) in combinations(boxes, 2):
+            assert min(c, g) - max(a, e) < 1 or min(d, h) - max(b, f) < 1, (name, one, other)
+    assert {"the gate", "turns since the fact was stated"} <= {text for text, _ in TEXTS["extension-2.pdf"][1]}
 
 
 def test_without_rows_every_figure_table_and_number_says_what_is_missing(monkeypatch, tmp_path) -> None:
