@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cert.hf.families import refusal, untested
 from runs.errors import UserError
-from runs.models import config_of, explained, location
+from runs.models import explained, location, text_config
 from runs.sources import Source
 
 CAPPED = "soft-capped logits, whose cap its formulas leave out, so that they would not be the model's attention"
@@ -21,7 +21,7 @@ CAPPED = "soft-capped logits, whose cap its formulas leave out, so that they wou
 
 def check_architecture(source: Source) -> None:
     """Raise UserError, naming the model, for an architecture whose attention the replay would measure wrongly."""
-    config = config_of(source).get_text_config(decoder=True)
+    config = text_config(source)
     capped = CAPPED if getattr(config, "attn_logit_softcapping", None) else None
     if why := refusal(config) or untested(config) or capped:
         raise UserError(f"model {source.name}: the replay cannot measure it: {why}")

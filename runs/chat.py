@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError
-
 from runs.data import Tokenizer
 from runs.errors import UserError
 from runs.examples import Ids
@@ -109,13 +107,14 @@ def render(tokenizer: Any, *messages: str) -> str:
     try:
         template = CLOCK + tokenizer.get_chat_template()
         said = [{"role": ("user", "assistant")[i % 2], "content": message} for i, message in enumerate(messages)]
-        return tokenizer.apply_chat_template(
+        text: str = tokenizer.apply_chat_template(
             said, chat_template=template, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
-    except (TemplateError, ValueError, TypeError) as error:
-        raise UserError(
-            f"the model's chat template fails: {str(error)[:200]}; expected one for messages of a user"
-        ) from error
+        text.encode()  # half of a surrogate pair, which no tokenizer takes
+    except Exception as error:  # a program of the model's author, which can fail in any way
+        what = str(error)[:200] or type(error).__name__
+        raise UserError(f"the model's chat template fails: {what}; expected one for messages of a user") from error
+    return text
 
 
 def _around(tokenizer: Any, messages: Sequence[str]) -> list[str]:

@@ -27,6 +27,10 @@ hub_logging.set_verbosity_error()  # ten lines of retries before our one line
 transformers_logging.disable_progress_bar()
 
 
+TOLD = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # weights that do not fit: named by us
+MOST_LAYERS = 10_000  # a damaged file can say billions, which would fill the memory before anything else is looked at
+
+
 class ByteTokenizer:
     """UTF-8 bytes as tokens, for the tiny model: real text without a vocabulary file."""
 
@@ -56,7 +60,7 @@ def shape(source: Source) -> Shape:
 
     Raises UserError for an architecture that is not a causal language model, and for one without full attention.
     """
-    config = config_of(source).get_text_config(decoder=True)
+    config = text_config(source)
     with explained(source, "config"):
         return _shape(source, config)
 
@@ -65,6 +69,8 @@ def _shape(source: Source, config: PreTrainedConfig) -> Shape:
     count, kinds = getattr(config, "num_hidden_layers", 0), getattr(config, "layer_types", None)
     if not getattr(config, "num_attention_heads", None):
         raise UserError(f"model {source.name}: {config.model_type} has no attention heads, so no cache to compress")
+    if count > MOST_LAYERS:
+        raise UserError(f"model {source.name}: its config has {count:,} layers; expected at most {MOST_LAYERS:,}")
     layers = tuple(i for i in range(count) if kinds is None or kinds[i] == "full_attention")
     if not layers or (kinds is None and getattr(config, "sliding_window", None)):
         raise UserError(f"model {source.name}: no layer with full attention, so nothing to compress")
@@ -92,14 +98,8 @@ def load_model(source: Source, dtype: torch.dtype = torch.float32) -> PreTrained
     path, revision = location(source)
     with explained(source, "weights"):
         load: Any = AutoModelForCausalLM.from_pretrained  # its stub knows nothing of output_loading_info
-        model, loaded = load(
-            path,
-            revision=revision,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        known = {"revision": revision, "use_safetensors": True, "trust_remote_code": False}
+        model, loaded = load(path, dtype=dtype, **known, **TOLD)
         _refuse_random(source, loaded)
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -113,12 +113,12 @@ def check_weights(source: Source) -> None:
 
 
 def _refuse_random(source: Source, loaded: dict[str, Any]) -> None:
-    """transformers fills weights that a file lacks with random numbers, and only warns."""
-    lacking = sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]]))
-    if lacking:
-        raise UserError(
-            f"model {source.name}: its files lack {len(lacking)} weights of its config, such as {lacking[0][:80]}"
-        )
+    """transformers fills weights that a file lacks, or has in another shape, with random numbers, and only warns."""
+    for odd, what in (("missing_keys", "lack"), ("mismatched_keys", "have in another shape")):
+        if found := sorted(map(str, loaded[odd])):
+            raise UserError(
+                f"model {source.name}: its files {what} {len(found)} weights of its config, such as {found[0][:80]}"
+            )
 
 
 class explained:
@@ -143,6 +143,16 @@ def _tiny(dtype: torch.dtype) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(TINY["seed"])
         return AutoModelForCausalLM.from_config(config_of(Source("tiny", "", "", "")), dtype=dtype)
+
+
+def text_config(source: Source) -> PreTrainedConfig:
+    """The config of a model's text part. Raises UserError where there is none, and as config_of does."""
+    config = config_of(source)
+    with explained(source, "config"):
+        text: object = config.get_text_config(decoder=True)
+    if not isinstance(text, PreTrainedConfig):
+        raise UserError(f"model {source.name}: its config has a {type(text).__name__} as its text part")
+    return text
 
 
 def config_of(source: Source) -> PreTrainedConfig:
@@ -211,7 +221,7 @@ def _convert(source: Source, folder: Path) -> None:
     try:
         with explained(source, "weights"):
             load: Any = AutoModelForCausalLM.from_pretrained
-            packed, loaded = load(gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True)
+            packed, loaded = load(gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **TOLD)
             _refuse_random(source, loaded)
             config = copy.deepcopy(packed.config)
             if hasattr(config, "quantization_config"):

@@ -13,8 +13,10 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runs.errors import UserError
 
@@ -37,6 +39,7 @@ TINY = {  # a random Llama: 4 layers, 2 query heads to a KV head, byte vocabular
     "initializer_range": 0.2,
     "seed": 0,
 }
+INDEX = "model.safetensors.index.json"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 
 
@@ -104,9 +107,14 @@ def cache_folder() -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """SHA-256 of a file's bytes, hex. Raises UserError naming what cannot be read, such as a link to nowhere."""
+    try:
+        if not path.is_file():  # a pipe would keep us waiting for ever
+            raise UserError(f"cannot read {path}: no regular file; expected one, not a broken link or a folder")
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; expected a file to read") from error
 
 
 def _sha256_of(data: bytes) -> str:
@@ -130,12 +138,18 @@ def _packaged(package: str) -> Source:
     return Source("gguf", "SmolLM2-135M-Instruct (Q4_1)", str(path), digest)
 
 
+def _plain(name: str) -> str:
+    """A file's name as rows, figures, LaTeX, HTML and terminals all take it: what any of them would act on is "_"."""
+    return re.sub(r"[^\w .,:;=@+()\[\]-]", "_", name).strip() or "_"
+
+
 def _gguf(path: Path) -> Source:
+    digest = file_sha256(path)
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
         raise UserError(f"model file {path}: not a GGUF file (starts with {magic!r}); expected GGUF, or a folder")
-    return Source("gguf", path.stem, str(path.resolve()), file_sha256(path))
+    return Source("gguf", _plain(path.stem), str(path.resolve()), digest)
 
 
 def _folder(path: Path) -> Source:
@@ -145,15 +159,31 @@ def _folder(path: Path) -> Source:
     if not weights:
         raise UserError(f"model folder {path}: no *.safetensors; expected safetensors weights (pickles are refused)")
     rest = sorted(p for p in path.iterdir() if p.suffix in {".json", ".jinja", ".model", ".txt"} and p.is_file())
-    for file in rest:
-        if file.suffix == ".json":
-            _check_json(file)
+    known = {file.name: _json(file) for file in rest if file.suffix == ".json"}
+    _check_complete(path, known, {file.name for file in weights})
     lines = "".join(f"{p.name} {file_sha256(p)}\n" for p in [*weights, *rest])
-    return Source("folder", path.resolve().name, str(path.resolve()), _sha256_of(lines.encode()))
+    return Source("folder", _plain(path.resolve().name), str(path.resolve()), _sha256_of(lines.encode()))
 
 
-def _check_json(path: Path) -> None:
+def _json(path: Path) -> Any:
     try:
-        json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"model file {path}: damaged, not JSON: {error}") from error
+
+
+def _check_complete(path: Path, known: Mapping[str, Any], weights: Collection[str]) -> None:
+    """Whatever transformers would read for this folder must lie in it: the digest knows of nothing else."""
+    if "adapter_config.json" in known:
+        raise UserError(f"model folder {path}: an adapter (adapter_config.json); expected it merged into its model")
+    if isinstance(config := known["config.json"], dict) and "transformers_weights" in config:
+        raise UserError(f"model folder {path}: its config names transformers_weights; expected the usual file names")
+    if "model.safetensors" in weights or (index := known.get(INDEX)) is None:
+        return
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise UserError(f"model file {path / INDEX}: no weight_map; expected the file of each weight")
+    if lost := [file for file in files.values() if not isinstance(file, str) or file not in weights]:
+        raise UserError(
+            f"model file {path / INDEX}: {str(lost[0])[:80]!r} is no file of {path}; expected all shards there"
+        )

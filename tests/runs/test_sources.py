@@ -130,7 +130,7 @@ def edited(folder: Path, copy: Path, **changes: object) -> sources.Source:
 def test_weights_that_a_file_lacks_are_never_made_up(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"lack \d+ weights of its config, such as model\.layers\.2"):
         models.load_model(edited(folder, tmp_path / "deep", num_hidden_layers=3))
-    with pytest.raises(UserError, match=r"cannot load its weights|lack"):
+    with pytest.raises(UserError, match=r"have in another shape 6 weights of its config"):
         models.load_model(edited(folder, tmp_path / "wide", intermediate_size=128))
 
 
