@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,20 @@ def dry_run() -> bool:
     return text == "1"
 
 
-def run(main: Callable[[], int]) -> int:
-    """The exit code of main; a user's mistake is one line on stderr and code 2, an interrupt 130."""
+STORED = "interrupted; what was finished is stored, the same command goes on from there"
+
+
+def run(main: Callable[[], int], interrupted: str = STORED) -> int:
+    """The exit code of main; a user's mistake is one line on stderr and code 2, an interrupt 130 and a line of its own."""
+    if isinstance(sys.stdout, TextIOWrapper):  # where the locale lacks a letter, its code is shown
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return main()
     except (UserError, CertError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; what was finished is stored, the same command goes on from there", file=sys.stderr)
+        print(interrupted, file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone; Python would complain once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

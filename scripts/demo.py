@@ -124,4 +124,4 @@ def line(text: str = "") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(run(main, "interrupted"))
