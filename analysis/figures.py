@@ -67,7 +67,8 @@ def draw(claim_id: str, frame: pd.DataFrame | None, result: Result, folder: Path
 def pictures(registry: Registry) -> dict[str, Picture]:
     """Every figure by name: one for each claim, also where nothing can be drawn of it yet, and those of several."""
     return {
-        name: _of_claim(name, f"{claim.title}. {claim.question}") for name, claim in registry.claims.items()
+        name: _of_claim(name, figures_gated.CAPTIONS.get(name, f"{claim.title}. {claim.question}"))
+        for name, claim in registry.claims.items()
     } | PICTURES
 
 

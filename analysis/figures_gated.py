@@ -23,6 +23,15 @@ SYSTEMS: dict[str, tuple[str, Any, str]] = {  # colour, line, marker
     "topk": (COLOURS[1], "-", "v"),
     "uniform": (GREY, "-", "x"),
 }
+CAPTIONS = {
+    "extension-2": "Top: recall of each system by the age of the fact, with 95 % intervals, and what each order of the "
+    "questions would reach, recomputed up to a share; the gate stands at its threshold. Middle, in audited dialogues: the "
+    "share of heads' steps that the radius missed, beside its level; the bets across dialogues, and the sums within each, "
+    "beside the threshold of an alarm. Bottom: the replayed error and its running radius, a line a dialogue, and the share "
+    "of heads that ever crossed it.",
+    "extension-3": "Score of each system by the category of the question, with 95 % intervals, and what each order of the "
+    "questions would reach, recomputed up to a share; the gate stands at its threshold.",
+}
 FILLS: dict[Any, Any] = {"-": "full", (0, (1, 1)): "none", (0, (4, 3)): "left"}  # of a marker without its line
 
 
@@ -112,6 +121,7 @@ def _replays(panels: Any, paths: Any, delta: float) -> None:
     panels[1].set_title("heads that ever crossed")
     panels[1].set_ylim(bottom=0)
     for axes in panels:
+        axes.set_xlim(0.5, max((len(path["err"]) for path in paths), default=1) + 0.5)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("turns")
 

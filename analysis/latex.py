@@ -28,7 +28,9 @@ PREAMBLE = rf"""\newcommand\kvset[2]{{\expandafter\def\csname kv@#1\endcsname{{#
 \newcommand\kv[1]{{\ifcsname kv@#1\endcsname\csname kv@#1\endcsname\else {NOT_EVALUATED}\fi}}
 """
 LONG = 45  # rows of a table that goes over pages
-WIDE = 28  # characters of a text that is broken into lines
+WIDE = 20  # characters of a text that is broken into lines
+FULL = 60  # characters from which on a text gets lines, not width
+MANY = 9  # columns that a page has room for
 SAID = ("verdict", "title", "question", "population", "profile", "paper", "rows", "planned", "missing", "failed")
 
 
@@ -65,6 +67,8 @@ def tabular(rows: pd.DataFrame, lacks: list[str], marks: list[str]) -> str:
     """
     if rows.empty:
         return "\n".join(map(escaped, lacks or ["none"])) + "\n"
+    if MANY < len(rows.columns) > len(rows):
+        rows = _turned(rows)
     kind = "longtable" if len(rows) > LONG else "tabular"
     spec = "".join(_columns(rows))
     lines = [rf"\begin{{{kind}}}{{@{{}}{spec}@{{}}}}", r"\toprule", _line(rows.columns), r"\midrule"]
@@ -75,21 +79,31 @@ def tabular(rows: pd.DataFrame, lacks: list[str], marks: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _turned(rows: pd.DataFrame) -> pd.DataFrame:
+    """A column a row, headed by its first value, and the names of the columns in front."""
+    name, *rest = rows.columns
+    heads = [f"{k + 1}: {value}" if rows[name].duplicated().any() else value for k, value in enumerate(rows[name])]
+    return pd.DataFrame({name: rest} | {head: [three(rows[of].iloc[k]) for of in rest] for k, head in enumerate(heads)})
+
+
 def _columns(rows: pd.DataFrame) -> Iterator[str]:
     numeric = {name: pd.api.types.is_numeric_dtype(rows[name]) for name in rows}
     longest = {name: max(len(three(value)) for value in rows[name]) for name in rows}
-    broken = {name: length for name, length in longest.items() if length > WIDE and not numeric[name]}
+    broken = {name: min(n, FULL) ** 0.5 for name, n in longest.items() if n > WIDE and not numeric[name]}
     room = max(0.9 - 0.1 * (len(rows.columns) - len(broken)), 0.3)  # of the line; what is not broken takes a tenth each
     for name in rows:
         if name in broken:
-            width = room * np.sqrt(longest[name]) / sum(map(np.sqrt, broken.values()))
+            width = room * broken[name] / sum(broken.values())
             yield rf">{{\raggedright\arraybackslash}}p{{{width:.2f}\linewidth}}"
         else:
             yield "r" if numeric[name] else "l"
 
 
 def _line(values: Any) -> str:
-    return " & ".join(escaped(str(value)) for value in values) + r" \\"
+    cells = (
+        escaped(str(value)).replace(r"\_", r"\_\allowbreak{}") for value in values
+    )  # names may be wider than a column
+    return " & ".join(cells) + r" \\"
 
 
 # ---------------------------------------------------------------- numbers

@@ -7,7 +7,6 @@ import pandas as pd
 from analysis.computed import grids
 from analysis.scores import by_arm, by_task
 from analysis.study import Study, Table, numbers
-from analysis.text import sentence
 from runs.lock import deviations
 from runs.registry import Registry
 
@@ -37,7 +36,8 @@ def _verdicts(study: Study) -> pd.DataFrame:
         {
             "id": name,
             "claim": found.result["title"],
-            "verdict": sentence(found.result),
+            "verdict": found.result["verdict"].replace("_", " ")
+            + (", with deviations" if found.result["deviations"] else ""),
             "supported if": found.result["rules"]["supported_if"],
             "killed if": found.result["rules"]["killed_if"],
             "the paper": found.result["paper"],

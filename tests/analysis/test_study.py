@@ -211,7 +211,7 @@ def test_a_table_of_tasks_has_a_row_a_task_and_the_mean_of_its_answers() -> None
 def test_what_is_in_a_table_cannot_be_a_command() -> None:
     made = latex.tabular(pd.DataFrame({"a & b": ['50 % \\input{x} $1$ #_{}~^<>|"\n'], "n": [1234]}), [], [])
     assert r"a \& b & n \\" in made and r" & 1,234 \\" in made
-    assert r"50 \% \textbackslash{}input\{x\} \$1\$ \#\_\{\}\textasciitilde{}\textasciicircum{}" in made
+    assert r"50 \% \textbackslash{}input\{x\} \$1\$ \#\_\allowbreak{}\{\}\textasciitilde{}\textasciicircum{}" in made
     assert made.count(r"\input") == 0
 
 
@@ -221,6 +221,15 @@ def test_a_long_table_goes_over_pages_and_broken_columns_fit_the_line() -> None:
     texts = {name: ["x" * length] for name, length in (("a", 30), ("b", 300), ("c", 90), ("d", 2))}
     widths = re.findall(r"p\{([\d.]+)\\linewidth\}", latex.tabular(pd.DataFrame(texts), [], []))
     assert len(widths) == 3 and sum(map(float, widths)) <= 0.9
+
+
+def test_a_table_of_more_columns_than_a_page_has_room_for_is_turned() -> None:
+    wide = pd.DataFrame({"grid": ["one", "two"]} | {f"c{k}": [k, "long " * 30] for k in range(latex.MANY)})
+    made = latex.tabular(wide, [], []).splitlines()
+    assert made[2] == r"grid & one & two \\" and made[4].startswith("c0 & 0 & long long ")
+    assert len(made) == 4 + latex.MANY + 2 and made[0].count("raggedright") == 1
+    same = latex.tabular(wide.assign(grid="one"), [], [])
+    assert "grid & 1: one & 2: one" in same, "two columns of one name"
 
 
 def test_undefined_is_said_in_a_table_and_has_no_number() -> None:
