@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -14,6 +15,7 @@ from cert.hf.state import Callback, Options
 from cert.kernels import AUTO
 from cert.policy import Policy
 
+OPENING = Lock()  # two threads must not both find a model free
 __all__ = ["CertifiedCache", "Session", "certified"]
 
 
@@ -46,10 +48,15 @@ def certified(  # noqa: PLR0913 - the public surface; all but model and policy h
     options = Options(policy, delta, seed, document, audit, compress_every, callback, others, signals, kernel)
     usable = all(hasattr(model, name) for name in ("config", "generate", "modules"))
     arguments.expect(usable, "model", model, "a transformers model with generate()")
-    checks.check_model(model)
-    session = Session(model, options)
+    with OPENING:
+        checks.check_model(model)
+        session = Session(model, options)
+        try:
+            session._open()
+        except BaseException:
+            session._close()
+            raise
     try:
-        session._open()
         yield session
     finally:
         session._close()

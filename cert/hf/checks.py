@@ -96,15 +96,21 @@ def check_rotation(longrope: int | None, seen: int, total: int) -> None:
         )
 
 
+def generation(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The settings a generate() of these arguments would run with, and the arguments that are none of them."""
+    given = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    rest = {k: v for k, v in kwargs.items() if k not in ("inputs", "generation_config")}
+    prepare: Any = model._prepare_generation_config
+    found: tuple[Any, dict[str, Any]] = prepare(given, **rest)
+    return found
+
+
 def check_generate(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse generation modes and caches that a certified cache cannot serve."""
     for word, what in BARE.items():
         if kwargs.get(word) is not None:
             raise CertError(f"{word}: {what} is not supported")
-    given = args[1] if len(args) > 1 else kwargs.get("generation_config")
-    rest = {k: v for k, v in kwargs.items() if k not in ("inputs", "generation_config")}
-    prepare: Any = model._prepare_generation_config
-    config, unused = prepare(given, **rest)
+    config, unused = generation(model, args, kwargs)
     mode = config.get_generation_mode(None).value
     if mode not in MODES or getattr(config, "prompt_lookup_num_tokens", None):
         raise CertError(f"generation mode {mode!r}: expected greedy search or sampling")

@@ -166,7 +166,8 @@ class Session(Serving):
         self._require_idle()
         cache = checks.check_cache(given_cache(kwargs), self._owned)
         policy = self.options.policy if cache is None else cache.policy
-        checks.check_gate(gate, policy, self.options.delta, len(checks.prompt_ids(args, kwargs)))
+        each = checks.generation(self.model, args, kwargs)[0].num_return_sequences or 1
+        checks.check_gate(gate, policy, self.options.delta, each * len(checks.prompt_ids(args, kwargs)))
         spent, rerun = self.prefill_tokens, self.rerun_tokens
         outs = [self._checked_generate(*args, **kwargs)]
         facts, spent, escalated = self.summary(), self.prefill_tokens - spent, None

@@ -182,6 +182,8 @@ def test_bad_use_is_refused_before_any_work() -> None:
     refused("gated: a batch of 2; expected one row", ids=tokens(50, rows=2))
     refused("gated: escalate_to 0.3; expected a budget above the present 0.3", Gate(0.1, 0.3))
     refused("expected input_ids", ids=None)
+    with certified(model, POLICY) as session, pytest.raises(CertError, match="gated: a batch of 3; expected one row"):
+        session.gated(Gate(0.1), FULL, **SAMPLED, num_return_sequences=3)
     assert not fed
     topk = Policy.preset("topk", budget=0.3, **SMALL)
     with certified(model, POLICY, arms=[topk]) as session:

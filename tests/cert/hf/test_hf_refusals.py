@@ -1,6 +1,8 @@
 """Refused by name, before any work; each of these would otherwise go wrong silently."""
 
 import inspect
+from threading import Barrier, Thread
+from time import sleep
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from oracle import KEYWORD, tiny, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 
 from cert.errors import CertError
-from cert.hf import CertifiedCache, certified
+from cert.hf import CertifiedCache, certified, checks
 from cert.hf.cache import CertifiedLayer
 from cert.policy import Policy
 
@@ -185,3 +187,32 @@ def test_a_generate_that_another_tool_took_away() -> None:
     with certified(model, POLICY):
         del model.generate
     assert model.config._attn_implementation == before
+
+
+def test_of_two_threads_that_open_a_session_on_one_model_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were both let in, what they restore in the end would be each other's: the model would stay as it is inside."""
+    model, check = tiny(), checks.check_model
+    before, together, tried, found = model.config._attn_implementation, Barrier(2), Barrier(2), []
+
+    def slowly(asked: object) -> None:
+        check(asked)
+        sleep(0.1)  # long enough for the other one to look as well
+
+    def opens() -> None:
+        together.wait()
+        try:
+            with certified(model, Policy.preset("certified", budget=0.5)):
+                found.append("opened")
+                tried.wait()
+        except CertError as error:
+            found.append(str(error))
+            tried.wait()
+
+    monkeypatch.setattr(checks, "check_model", slowly)
+    threads = [Thread(target=opens) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["opened", f"{type(model).__name__}: is in another certified() session"]
+    assert model.config._attn_implementation == before and "generate" not in vars(model)
