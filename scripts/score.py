@@ -9,13 +9,12 @@ from typing import Any
 
 from runs.errors import UserError
 from runs.longbench import PROMPTS
-from runs.metrics import METRIC_OF, Score, backends, score
+from runs.metrics import METRIC_OF, Score, backends, check, score
 from runs.sources import is_folder, user_path
 from scripts import _cli
 
-LONGEST = (
-    100_000  # characters of a prediction: the protocol has at most 512 tokens, and rouge fills a table of its words
-)
+LONGEST = 100_000  # characters of a prediction: the protocol has at most 512 tokens
+LARGEST = 10_000_000  # cells of rouge's table, words of a prediction times words of an answer: 2 GB
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,6 +83,10 @@ def _score(where: str, task: str, line: str) -> Score:
     if isinstance(row["pred"], str) and len(row["pred"]) > LONGEST:
         raise UserError(f"{where}: pred: {len(row['pred']):,} characters; expected an answer of at most {LONGEST:,}")
     try:
+        check(task, row["pred"], row["answers"], row.get("all_classes"))
+        words, most = len(row["pred"].split()), max(len(answer.split()) for answer in row["answers"])
+        if METRIC_OF[task] == "rouge-l" and words * most > LARGEST:
+            raise UserError(f"pred: {words:,} words, an answer {most:,}; expected a product of at most {LARGEST:,}")
         return score(task, row["pred"], row["answers"], row.get("all_classes"))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error

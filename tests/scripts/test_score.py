@@ -149,3 +149,13 @@ def test_the_chinese_tasks_of_a_whole_run_are_left_out_and_named(tmp_path: Path,
     (tmp_path / "qasper.jsonl").unlink()
     code, out, err = run(capsys, tmp_path)
     assert (code, out) == (2, "") and "no .jsonl file" in err
+
+
+def test_a_table_that_would_fill_the_memory_is_refused_before_rouge_begins_it(tmp_path: Path, capsys) -> None:
+    """rouge keeps a cell for each pair of words: what the limit of characters lets pass can be billions."""
+    row = {"pred": "a " * 40_000, "answers": ["x", "b " * 2_000], "all_classes": None}
+    code, _, said = run(capsys, write(tmp_path / "rouge", "gov_report.jsonl", row))
+    assert (
+        code == 2 and "gov_report.jsonl:1: pred: 40,000 words, an answer 2,000; expected a product of at most" in said
+    )
+    assert run(capsys, write(tmp_path / "other", "qasper.jsonl", row))[0] == 0
