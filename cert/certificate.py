@@ -30,6 +30,20 @@ def weight_variance(
     return (c * weight.square()).sum(-1)
 
 
+def variance_of_moments(
+    second: Float[Tensor, "*heads"],
+    first: Float[Tensor, "*heads d"],
+    total: Float[Tensor, "*heads"],
+    shifted: Float[Tensor, "*heads d"],
+) -> Float[Tensor, "*heads"]:
+    """sum c w^2 ||v - o_hat||^2 from the sums of c w^2 ||u||^2, c w^2 u and c w^2, and o_hat - v_ref; u = v - v_ref.
+
+    second - 2 (o_hat - v_ref) . first + ||o_hat - v_ref||^2 total, clamped at 0. Source: METHOD section 4.
+    """
+    var = second - 2 * (shifted * first).sum(-1) + shifted.square().sum(-1) * total
+    return var.clamp(min=0)
+
+
 def poisson_variance(
     weight: Float[Tensor, "*lead heads n"],
     prob: Float[Tensor, "*#lead kv_heads n"],
@@ -55,8 +69,7 @@ def poisson_variance(
     second = weighted_values(cw2, norms).squeeze(-1)
     first = weighted_values(cw2, centred)
     shifted = (per_kv_head(out, v.shape[-3]) - reference).flatten(-3, -2)
-    var = second - 2 * (shifted * first).sum(-1) + shifted.square().sum(-1) * cw2.sum(-1)
-    return var.clamp(min=0)
+    return variance_of_moments(second, first, cw2.sum(-1), shifted)
 
 
 def max_term(

@@ -22,6 +22,9 @@ for _name in (*SETTINGS, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):
     os.environ.pop(_name, None)
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is loaded
+
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)
 hypothesis.settings.register_profile("kvcert", deadline=None, derandomize=True, database=None)
