@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from cert.hf import CertifiedCache, Session, certified
 from cert.hf.cache import ids_sha256
+from cert.kernels import REFERENCE
 from cert.policy import Policy
 from runs.answers import answer_columns
 from runs.arm import Arm
@@ -52,7 +53,7 @@ def serve(  # noqa: PLR0913 - one example meets everything a profile fixes; the 
     if not example.agnostic and any(arm.mode == "agnostic" for arm in arms):
         raise UserError(f"example {example.name}: its context holds the question, so it has no agnostic arms")
     full = Policy.preset("full")
-    with certified(model, full, delta, seed, arms=policies.values(), signals=True) as session:
+    with certified(model, full, delta, seed, arms=policies.values(), signals=True, kernel=REFERENCE) as session:
         session.prefill(list(example.context))
         snapshot = _cache(session)
         before = checksum(snapshot)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from cert.certificate import radius
 from cert.hf import CertifiedCache, Session, certified
+from cert.kernels import REFERENCE
 from cert.policy import Policy
 from runs.answers import answer_columns
 from runs.conversations import SYSTEMS, Conversation
@@ -61,7 +62,7 @@ def serve(
     full = Policy.preset("full")
     policies = {name: {"full": full, **serving.policies}[name] for name in ORDER if name in systems}
     options = (serving.delta, serving.seed, conversation.document, audit)
-    with certified(serving.model, full, *options, arms=policies.values()) as session:
+    with certified(serving.model, full, *options, arms=policies.values(), kernel=REFERENCE) as session:
         ends = _ends(session, conversation, policies, audit)
         for i in range(len(conversation.questions)):
             for name, row in zip(ends, _answered(session, serving, conversation, i, ends), strict=True):

@@ -13,11 +13,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from cert import scores
 from cert.errors import CertError
 from cert.hf.cache import CertifiedCache, CertifiedLayer
+from cert.hf.certify import Sums, tail
 from cert.hf.compress import attention_share, pieces, retained_weights
 from cert.hf.report import record
 from cert.hf.state import OPEN, State
 from cert.hf.together import Row, Together
-from cert.kernels import OUTPUT_ONLY, Case, best_kernel
+from cert.kernels import MOMENTS, OUTPUT_ONLY, TRITON
+from cert.kernels.moments import moments
 
 NAME = "certified"
 UNSUPPORTED = ("dropout", "s_aux", "position_bias")
@@ -57,8 +59,8 @@ def certified_attention(
         return out, weights
     if more := [name for name in UNSUPPORTED if kwargs.get(name) not in (None, 0, 0.0)]:
         raise CertError(f"{more[0]}: not supported over retained rows (dropout: expected model.eval())")
-    out, weight = _served(state, cache, layer, query)
-    record(state, module.layer_idx, layer, query[:, :, -1], out[:, -1], weight)
+    out, found = _served(state, cache, layer, query)
+    record(state, module.layer_idx, layer, query[:, :, -1], out[:, -1], found)
     return out.to(query.dtype), None
 
 
@@ -82,12 +84,18 @@ def _by_row(
         state.batch, state.running, (state.request, state.step) = together, None, now
 
 
-def _served(state: State, cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(out [batch, m, heads, d], weight [batch, heads, rows] of the last of the m tokens, None where none is needed)."""
-    case = Case(query.device.type, query.dtype, query.shape[-1], layer.softcap, state.weights(cache.policy))
-    state.kernel = best_kernel(case, state.options.kernel)
-    serve = OUTPUT_ONLY.get(state.kernel[0])
+def _served(
+    state: State, cache: CertifiedCache, layer: CertifiedLayer, query: Tensor
+) -> tuple[Tensor, Tensor | Sums | None]:
+    """out [batch, m, heads, d], and of the last of the m tokens what its certificate is made of (certify), if needed.
+
+    A kernel that sums up serves one token; several at once are served by the reference in its place.
+    """
+    state.kernel = state.serves(cache.policy, query.device.type, query.dtype, query.shape[-1], layer.softcap)
     first, outs, weight = layer.length - query.shape[2], [], None
+    if state.kernel[0] in (MOMENTS, TRITON) and query.shape[2] == 1:
+        return _summed_up(state, cache, layer, query[:, :, 0])
+    serve = OUTPUT_ONLY.get(state.kernel[0])
     for start, piece in pieces(layer, query):
         if serve is not None:
             offset = layer.offset(piece.shape[2], first + start).transpose(1, 2)
@@ -100,6 +108,18 @@ def _served(state: State, cache: CertifiedCache, layer: CertifiedLayer, query: T
         outs.append(out)
         weight = all_weights[:, -1]
     return torch.cat(outs, dim=1), weight
+
+
+def _summed_up(state: State, cache: CertifiedCache, layer: CertifiedLayer, query: Tensor) -> tuple[Tensor, Sums | None]:
+    """The same for one token, query [batch, heads, d], by a kernel that returns sums in place of weights."""
+    rows, certificate = (*layer.stored, layer.offset(1, layer.length - 1)[:, 0]), state.certifies(cache.policy)
+    if state.kernel[0] == MOMENTS:
+        out, sums = moments(query, *rows, tail(layer), layer.scale, layer.softcap)
+        return out[:, None], sums if certificate else None
+    from cert.kernels.triton_decode import decode_padded  # only where Triton is: a GPU
+
+    out, found = decode_padded(query, *rows, layer.scale, layer.softcap, certificate)
+    return out[:, None], found
 
 
 @torch.no_grad()

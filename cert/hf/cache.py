@@ -13,6 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from cert.errors import CertError
+from cert.hf.call import copied
 from cert.hf.plans import Plans
 from cert.policy import Policy
 
@@ -50,13 +51,6 @@ class Terms:
         return any(x.score == "h2o" for x in (self.policy, *self.arms))
 
 
-def _copied(value: Any) -> Any:
-    """Tensors, also in tuples and lists, as contiguous clones; all else as it is."""
-    if isinstance(value, Tensor):
-        return value.clone(memory_format=torch.contiguous_format)
-    return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
-
-
 class CertifiedLayer(DynamicLayer):
     """Keys and values of one full-attention layer: all rows, then the retained ones, padded to the fullest head.
 
@@ -74,6 +68,8 @@ class CertifiedLayer(DynamicLayer):
         self.position: Tensor | None = None
         self.evicted: Tensor | None = None  # [batch, kv_heads] tokens gone
         self.anticipated: Tensor | None = None  # [batch, kv_heads]
+        self.standing: Any = None  # cert.hf.certify: what stays the same until the next compression,
+        self.tail: Tensor | None = None  # and what kernels that sum up need of the rows
         self.margins: tuple[float, ...] = ()  # of each row and KV head at the first event, with signals
         self.queries: Tensor | None = None  # [batch, heads, w, d] the last ones since the last compression
         self.mass: Tensor | None = None  # [batch, kv_heads, rows] h2o's running sums
@@ -220,10 +216,10 @@ class CertifiedCache(Cache):
             raise CertError(f"fork to score {policy.score!r}: the prefill kept nothing for it; name it in arms=")
         other = copy.copy(self)
         other.terms = replace(self.terms, policy=policy)
-        other.ids, other.events, other.plans, other.layers = _copied(self.ids), list(self.events), dict(self.plans), []
+        other.ids, other.events, other.plans, other.layers = copied(self.ids), list(self.events), dict(self.plans), []
         for layer in self.layers:
             twin = copy.copy(layer)
-            twin.__dict__.update({name: _copied(value) for name, value in vars(layer).items()})
+            twin.__dict__.update({name: copied(value) for name, value in vars(layer).items()})
             if isinstance(twin, CertifiedLayer):
                 twin.terms = other.terms
             other.layers.append(twin)

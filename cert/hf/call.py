@@ -30,6 +30,13 @@ def kept(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def copied(value: Any) -> Any:
+    """Tensors, also in tuples and lists, as contiguous clones; all else as it is."""
+    if isinstance(value, Tensor):
+        return value.clone(memory_format=torch.contiguous_format)
+    return type(value)(map(copied, value)) if type(value) in (tuple, list) else value
+
+
 @dataclass(frozen=True)
 class Call:
     """The arguments, the generators' state, and what the cache it continued from had seen."""

@@ -18,7 +18,6 @@ from cert.hf.cache import CertifiedCache
 from cert.hf.call import CACHE_NAMES
 from cert.hf.families import refusal, untested
 from cert.hf.state import OPEN, State
-from cert.kernels import Case, best_kernel
 from cert.policy import Policy
 
 MODES = {"greedy_search", "sample"}
@@ -81,10 +80,10 @@ def _check_modules(model: PreTrainedModel, name: str, layers: int) -> None:
 
 def first_kernel(model: PreTrainedModel, state: State) -> tuple[str, str]:
     """What would serve the session's own policy, and why; CertError where a kernel asked for by name cannot."""
-    config, options = model.config.get_text_config(decoder=True), state.options
+    config = model.config.get_text_config(decoder=True)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    what = (head_dim, getattr(config, "attn_logit_softcapping", None), state.weights(options.policy))
-    return best_kernel(Case(model.device.type, model.dtype, *what), options.kernel)
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    return state.serves(state.options.policy, model.device.type, model.dtype, head_dim, softcap)
 
 
 def check_rotation(longrope: int | None, seen: int, total: int) -> None:

@@ -230,7 +230,7 @@ def _evict(layer: CertifiedLayer, policy: Policy, keep: Tensor, prob: Tensor, sc
     layer.position = moved(position).masked_fill_(padding, -1)
     retained = torch.where(keep, prob.float(), 1.0).clamp(max=1.0)
     layer.log_weight = (-moved(retained).log()).abs().masked_fill_(padding, -math.inf)
-    layer.evicted = layer.length - count
+    layer.evicted, layer.standing, layer.tail = layer.length - count, None, None
     if layer.mass is not None:
         layer.mass = moved(layer.mass).masked_fill_(padding, 0)
 

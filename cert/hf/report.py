@@ -2,7 +2,6 @@
 
 import itertools
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -13,37 +12,18 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from cert.attention import at_least_float32, full_attention
-from cert.certificate import RequestCertificate, max_term, poisson_variance, radius, request_certificate, tail_flags
+from cert.certificate import RequestCertificate, radius, request_certificate
 from cert.errors import CertError
 from cert.hf.cache import CertifiedCache, CertifiedLayer
+from cert.hf.certify import Sums, certify
 from cert.hf.compress import prefix_bytes
 from cert.hf.state import Block, State
 from cert.silent import retained_entropy
 
 OFF = "certificates are switched off (delta=None)"
 EQUAL_BUDGETS = 0.01  # arms whose realised budgets differ by more are not at equal budget
-NUMBERS = {"certificate": "radius", "assisted_certificate": "assisted"}
-
-
-def certify(layer: CertifiedLayer, out: Tensor, weight: Tensor | None, delta: float) -> dict[str, Tensor]:
-    """Radii, what they are made of, and flags [batch, heads] of one step, from the retained rows alone (NaN: undefined)."""
-    heads = out.shape[:-1]
-    if weight is None:  # a layer that has evicted nothing
-        zero, yes = torch.zeros(heads, device=out.device), torch.ones(heads, dtype=torch.bool, device=out.device)
-        return {"radius": zero, "assisted": zero, "exact": yes, "undefined": ~yes, "var_hat": zero, "max_term": zero}
-    assert layer.evicted is not None and layer.anticipated is not None
-    prob, group = layer.prob, heads[-1] // layer.evicted.shape[-1]
-    exact, undefined = (x.repeat_interleave(group, -1) for x in tail_flags(prob, layer.evicted))
-    var_hat = poisson_variance(weight, prob, layer.stored[1], out)
-    largest = max_term(weight, prob, layer.stored[1], out)
-    anticipated = layer.anticipated.repeat_interleave(group, -1)
-    plain = radius(var_hat, largest, delta)
-    assisted = radius(var_hat, largest, delta, "assisted", anticipated=anticipated.to(plain.dtype))
-    found = {"radius": plain, "assisted": assisted, "var_hat": var_hat, "max_term": largest}
-    return {name: x.masked_fill(undefined, torch.nan) for name, x in found.items()} | {
-        "exact": exact,
-        "undefined": undefined,
-    }
+RULE = "empirical_bernstein"  # of the certificate
+NUMBERS = {"certificate": RULE, "assisted_certificate": "assisted"}
 
 
 def served_error(layer: CertifiedLayer, query: Tensor, out: Tensor) -> Tensor:
@@ -54,25 +34,28 @@ def served_error(layer: CertifiedLayer, query: Tensor, out: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def record(state: State, index: int, layer: CertifiedLayer, query: Tensor, out: Tensor, weight: Tensor | None) -> None:
-    """Called by each compressible layer of a forward: the step of its last token; query, out [batch, heads, d]."""
+def record(
+    state: State, index: int, layer: CertifiedLayer, query: Tensor, out: Tensor, found: Tensor | Sums | None
+) -> None:
+    """Called by each compressible layer of a forward: the step of its last token; query, out [batch, heads, d].
+
+    found: weights or sums, as certify() takes them.
+    """
     cache, options = state.running, state.options
     if cache is None or not cache.events or state.feeding:
         return
     delta = None if cache.policy.no_certificate is not None else options.delta
-    entropy = retained_entropy(weight) if options.signals and weight is not None else None
+    entropy = retained_entropy(found) if options.signals and isinstance(found, Tensor) else None
     if delta is not None or options.audit or entropy is not None:
         out = at_least_float32(out)
-        no = torch.zeros(out.shape[:-1], dtype=torch.bool, device=out.device)
-        found: dict[str, Any] = dict.fromkeys(("radius", "assisted", "var_hat", "max_term")) | {
-            "exact": no,
-            "undefined": no,
-        }
-        if delta is not None:
-            found = certify(layer, out, weight, delta)
+        if delta is None:
+            no = torch.zeros(out.shape[:-1], dtype=torch.bool, device=out.device)
+            parts: dict[str, Any] = {"exact": no, "undefined": no}
+        else:
+            parts = certify(layer, out, found) | {"delta": delta}
         err = served_error(layer, query, out) if options.audit else None
         place = (state.request, state.step, index, layer.length - 1)
-        state.blocks.append(Block(*place, out_norm=vector_norm(out, dim=-1), err=err, entropy=entropy, **found))
+        state.blocks.append(Block(*place, vector_norm(out, dim=-1), err=err, entropy=entropy, **parts))
     if index == cache.last:
         state.step += 1
         if options.callback is not None:
@@ -86,7 +69,7 @@ def _token(state: State) -> dict[str, Any]:
     assert state.running is not None
     mine = (b for b in reversed(state.blocks) if (b.request, b.step) == now)  # among those of others, when together
     blocks = list(itertools.islice(mine, len(state.running.compressible)))
-    found = request_number(state, state.request, "radius", blocks)
+    found = request_number(state, state.request, RULE, blocks)
     numbers = (None, None) if found is None else (found.value, found.undefined_share)
     return {"certificate": numbers[0], "undefined_share": numbers[1], "reason": state.reasons[state.request]}
 
@@ -103,7 +86,8 @@ def table(state: State) -> dict[str, list[Any]]:
     for block in state.blocks:
         batch, heads = block.out_norm.shape
         count = batch * heads
-        relative = None if block.radius is None else block.radius / block.out_norm
+        radius = block.radius
+        relative = None if radius is None else radius / block.out_norm
         columns["request"] += [block.request + row for row in range(batch) for _ in range(heads)]
         columns["head"] += list(range(heads)) * batch
         for name in ("step", "layer", "position"):
@@ -111,7 +95,7 @@ def table(state: State) -> dict[str, list[Any]]:
         columns["relative"] += _numbers(relative, count)
         for name in ("radius", "out_norm", "assisted", "exact", "undefined"):
             columns[name] += _numbers(getattr(block, name), count)
-        columns["reason"] += [state.reasons[block.request] if block.radius is None else None] * count
+        columns["reason"] += [state.reasons[block.request] if radius is None else None] * count
         for name in audited:
             columns[name] += _numbers(getattr(block, name), count)
     return columns
@@ -124,20 +108,21 @@ def _numbers(x: Tensor | None, count: int) -> list[Any]:
     return [None if value != value else value for value in x.flatten().tolist()]
 
 
-def request_number(state: State, request: int, which: str, blocks: list[Block]) -> RequestCertificate | None:
+def request_number(state: State, request: int, rule: str, blocks: list[Block]) -> RequestCertificate | None:
     """The request certificate over compressed layers, steps and heads; None where the composition has none."""
     own = [b for b in blocks if b.request <= request < b.request + b.out_norm.shape[0]]
-    if state.reasons.get(request) is not None or any(getattr(b, which) is None for b in own):
+    if state.reasons.get(request) is not None or any(b.var_hat is None for b in own):
         return None
-    layers = sorted({b.layer for b in own})
-    if not layers:
+    if not own:
         return request_certificate(torch.zeros(0, 0, 0), torch.zeros(0, 0, 0))
+    own.sort(key=lambda b: b.layer)  # stable: the steps of a layer stay in their order
+    layers = len({b.layer for b in own})
 
-    def cube(read: Callable[[Block], Tensor]) -> Tensor:
-        by_layer = [[read(b)[request - b.request].float().cpu() for b in own if b.layer == i] for i in layers]
-        return torch.stack([torch.stack(steps) for steps in by_layer])
+    def cube(name: str) -> Tensor:
+        return torch.stack([getattr(b, name) for b in own])[:, request - own[0].request].unflatten(0, (layers, -1))
 
-    return request_certificate(cube(lambda b: getattr(b, which)), cube(lambda b: b.out_norm))
+    found = radius(cube("var_hat"), cube("max_term"), own[0].delta, rule, anticipated=cube("anticipated"))
+    return request_certificate(found.float().cpu(), cube("out_norm").float().cpu())
 
 
 def mean_entropy(state: State, request: int) -> float | None:
@@ -168,7 +153,7 @@ def storage_bytes(cache: CertifiedCache) -> dict[str, int]:
         found["cache_bytes_before"] += before
         found["cache_bytes_after"] += after
         found["padding_bytes"] += stored - after
-        found["scalar_bytes"] += _size(layer.log_weight, layer.position, layer.evicted, layer.anticipated)
+        found["scalar_bytes"] += _size(layer.log_weight, layer.position, layer.evicted, layer.anticipated, layer.tail)
         found["score_bytes"] += _size(layer.queries, layer.mass)
         found["audit_bytes"] += _size(*(layer.audit or ()))
     plans = [plan for event in cache.plans.values() for plan in event.values()]
@@ -190,7 +175,7 @@ def _size(*tensors: Tensor | None) -> int:
 
 def summary(state: State, request: int) -> dict[str, Any]:
     """One request in numbers: certificates, and its cache as it is, or was when the request ended."""
-    numbers = {name: request_number(state, request, which, state.blocks) for name, which in NUMBERS.items()}
+    numbers = {name: request_number(state, request, rule, state.blocks) for name, rule in NUMBERS.items()}
     found = {name: None if one is None else asdict(one) for name, one in numbers.items()}
     facts = state.ended.get(request) or cache_facts(state)
     entropy = {"entropy": mean_entropy(state, request)} if state.options.signals else {}

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from cert.certificate import DELTA
+from cert.certificate import DELTA, radius
 from cert.hf.arguments import OPTIONS, expect
 from cert.hf.cache import CertifiedCache
 from cert.hf.together import Together
-from cert.kernels import AUTO
+from cert.kernels import AUTO, Case, best_kernel
 from cert.policy import Policy
 
 Callback = Callable[[dict[str, Any]], Any]
@@ -45,14 +46,28 @@ class Block:
     layer: int
     position: int
     out_norm: Tensor
-    radius: Tensor | None
-    assisted: Tensor | None
     exact: Tensor
     undefined: Tensor
-    err: Tensor | None
-    entropy: Tensor | None  # of the retained attention, with signals; None where nothing was evicted
-    var_hat: Tensor | None  # what the radius is made of, so that one of another level can be
-    max_term: Tensor | None
+    var_hat: Tensor | None = None  # what the radius is made of, so that one of another level can be
+    max_term: Tensor | None = None
+    anticipated: Tensor | None = None
+    delta: float = DELTA
+    err: Tensor | None = None
+    entropy: Tensor | None = None  # of the retained attention, with signals; None where nothing was evicted
+
+    @property
+    def radius(self) -> Tensor | None:
+        """The certificate; nothing was computed for it before somebody looks."""
+        return (
+            None if self.var_hat is None or self.max_term is None else radius(self.var_hat, self.max_term, self.delta)
+        )
+
+    @property
+    def assisted(self) -> Tensor | None:
+        """The certificate by the assisted rule."""
+        if self.var_hat is None or self.max_term is None or self.anticipated is None:
+            return None
+        return radius(self.var_hat, self.max_term, self.delta, "assisted", anticipated=self.anticipated)
 
 
 @dataclass
@@ -74,10 +89,21 @@ class State:
     prefill_tokens: int = 0
     rerun_tokens: int = 0
     kernel: tuple[str, str] = ("", "")  # what serves, and why
+    chosen: dict[Case, tuple[str, str]] = field(default_factory=dict)
 
-    def weights(self, policy: Policy) -> bool:
-        """Whether serving needs the attention weights: for h2o's sums, signals, certificates (one kernel for all arms)."""
-        return policy.score == "h2o" or self.options.signals or self.options.delta is not None
+    def certifies(self, policy: Policy) -> bool:
+        """Whether steps under a policy have a certificate here."""
+        return self.options.delta is not None and policy.no_certificate is None
+
+    def serves(
+        self, policy: Policy, device: str, dtype: torch.dtype, head_dim: int, softcap: float | None
+    ) -> tuple[str, str]:
+        """The kernel for retained rows under a policy, and why; chosen once for each kind of case."""
+        weights = policy.score == "h2o" or self.options.signals
+        case = Case(device, dtype, head_dim, softcap, weights, self.certifies(policy))
+        if case not in self.chosen:
+            self.chosen[case] = best_kernel(case, self.options.kernel)
+        return self.chosen[case]
 
 
 OPEN: list[State] = []  # the sessions that are open

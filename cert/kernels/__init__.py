@@ -1,7 +1,8 @@
 """Kernels that serve retained rows: which ones can, which one does, and why.
 
 All compute softmax(cap(scale * q . k) + offset) v with a float32 offset. The reference also returns the weights, which
-certificates and h2o's sums are made of, and works in float32. The others return the output alone, in the model's dtype.
+h2o's sums and self-signals are made of, and works in float32. `moments` and `triton` return what certificates are made
+of in place of the weights, of one query a head. The others return the output alone, in the model's dtype.
 """
 
 from collections.abc import Callable
@@ -14,14 +15,17 @@ from torch import Tensor
 from cert.errors import CertError
 from cert.kernels.flash import EXTRA, flash
 from cert.kernels.output import eager, flex, sdpa
+from cert.kernels.selftest import TOLERANCE, trial
 
-AUTO, REFERENCE = "auto", "reference"
+AUTO, REFERENCE, MOMENTS, TRITON = "auto", "reference", "moments", "triton"
 # (q [batch, heads, m, d], k and v [batch, kv_heads, rows, d], offset [batch, kv_heads, m, rows] float32, -inf where not
 # visible, scale, soft cap) -> out [batch, m, heads, d]
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, float, float | None], Tensor]
 OUTPUT_ONLY: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager, "flex": flex, "flash": flash}
-NAMES = (AUTO, REFERENCE, *OUTPUT_ONLY)
+NAMES = (AUTO, REFERENCE, MOMENTS, TRITON, *OUTPUT_ONLY)
+CHOICE = (TRITON, "sdpa", "eager", MOMENTS, REFERENCE)  # the first that can
 UNMEASURED = "flex and flash were run on no GPU yet, so they serve by name only"
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -32,21 +36,37 @@ class Case:
     dtype: torch.dtype
     head_dim: int
     softcap: float | None
-    weights: bool  # a certificate or a score is made of them
+    weights: bool  # a score or a self-signal is made of them
+    certificate: bool
 
 
 def cannot(name: str, case: Case) -> str | None:
     """Why a kernel cannot serve a case, or None where it can."""
-    half, sdpa_, flash_ = case.dtype in (torch.float16, torch.bfloat16), name == "sdpa", name == "flash"
+    if name == REFERENCE:
+        return None
+    if case.weights:
+        return "no weights, which h2o's sums and self-signals are made of"
+    if name in OUTPUT_ONLY and case.certificate:
+        return "output alone, no certificate (delta=None switches them off)"
+    if name == TRITON:
+        return _cannot_triton(case)
+    half, sdpa_, flash_ = case.dtype in HALF, name == "sdpa", name == "flash"
     reasons = (
-        (case.weights, "output alone; certificates and h2o's sums need the weights (delta=None switches them off)"),
         ((sdpa_ or flash_) and case.softcap, "adds no offset after a soft cap (attn_logit_softcapping)"),
         (sdpa_ and half and case.device != "cpu", "takes a float32 offset beside half precision on a CPU only"),
         (flash_ and find_spec("flash_attn") is None, "flash_attn is not installed"),
         (flash_ and (case.device != "cuda" or not half), "serves bfloat16 and float16 on CUDA devices"),
         (flash_ and case.head_dim + EXTRA > 256, f"head_dim {case.head_dim} + {EXTRA} for the offset is above its 256"),
     )
-    return None if name == REFERENCE else next((why for applies, why in reasons if applies), None)
+    return next((why for applies, why in reasons if applies), None)
+
+
+def _cannot_triton(case: Case) -> str | None:
+    if case.device != "cuda":
+        return "serves CUDA devices"
+    if case.dtype not in TOLERANCE or case.head_dim > 256:
+        return "serves float32, float16 and bfloat16, head_dim up to 256"
+    return "is not installed" if find_spec("triton") is None else trial(case.device, case.dtype, case.head_dim)
 
 
 def best_kernel(case: Case, wanted: str = AUTO) -> tuple[str, str]:
@@ -60,6 +80,11 @@ def best_kernel(case: Case, wanted: str = AUTO) -> tuple[str, str]:
         if why := cannot(wanted, case):
             raise CertError(f"kernel {wanted!r}: {why}")
         return wanted, "asked for by name"
-    passed = {name: why for name in ("sdpa", "eager") if (why := cannot(name, case))}
+    passed: dict[str, str] = {}
+    for name in CHOICE:
+        if not (why := cannot(name, case)):
+            break
+        passed[name] = why
     said = [f"{', '.join(n for n in passed if passed[n] == why)}: {why}" for why in dict.fromkeys(passed.values())]
-    return next(n for n in ("sdpa", "eager", REFERENCE) if n not in passed), "; ".join([*said, UNMEASURED])
+    said += ["tried on this device, equal to the reference"] if name == TRITON else []
+    return name, "; ".join([*said, UNMEASURED])

@@ -54,7 +54,15 @@ def test_half_precision_keeps_a_float32_offset(name: str, dtype: torch.dtype) ->
 
 def case(**changes: object) -> Case:
     return Case(
-        **{"device": "cpu", "dtype": torch.float32, "head_dim": 64, "softcap": None, "weights": False, **changes}
+        **{
+            "device": "cpu",
+            "dtype": torch.float32,
+            "head_dim": 64,
+            "softcap": None,
+            "weights": False,
+            "certificate": False,
+            **changes,
+        }
     )
 
 
@@ -65,13 +73,19 @@ HALF = {"dtype": torch.bfloat16, "device": "cuda"}
     ("changes", "name", "why"),
     [
         ({}, "sdpa", "flex and flash were run on no GPU"),
-        ({"weights": True}, "reference", "certificates and h2o's sums need the weights"),
+        ({"weights": True}, "reference", "triton, sdpa, eager, moments: no weights, which h2o's sums and self-signals"),
+        ({"weights": True, "certificate": True}, "reference", "no weights"),
+        ({"certificate": True}, "moments", "triton: serves CUDA devices; sdpa, eager: output alone, no certificate"),
+        ({"certificate": True, "softcap": 30.0}, "moments", "no certificate"),
         ({"softcap": 30.0}, "eager", "sdpa: adds no offset after a soft cap"),
         ({"dtype": torch.float16}, "sdpa", "by name only"),
         (HALF, "eager", "sdpa: takes a float32 offset beside half precision on a CPU only"),
     ],
 )
-def test_the_best_kernel_and_why(changes: dict[str, object], name: str, why: str) -> None:
+def test_the_best_kernel_and_why(
+    changes: dict[str, object], name: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "trial", lambda *_: "is of no use here")
     found, reason = best_kernel(case(**changes))
     assert found == name and why in reason and "\n" not in reason
 
@@ -79,10 +93,15 @@ def test_the_best_kernel_and_why(changes: dict[str, object], name: str, why: str
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("sdpa", {"weights": True}, "output alone"),
+        ("sdpa", {"certificate": True}, "output alone, no certificate"),
+        ("sdpa", {"weights": True}, "no weights"),
+        ("moments", {"weights": True}, "no weights"),
+        ("triton", {}, "serves CUDA devices"),
+        ("triton", {"device": "cuda", "head_dim": 512}, "head_dim up to 256"),
+        ("triton", {"device": "cuda", "dtype": torch.float64}, "serves float32, float16 and bfloat16"),
         ("sdpa", {"softcap": 30.0}, "soft cap"),
         ("flash", HALF, "not installed"),
-        ("triton", {}, "expected one of auto, reference, sdpa, eager, flex, flash"),
+        ("fast", {}, "expected one of auto, reference, moments, triton, sdpa, eager, flex, flash"),
     ],
 )
 def test_a_forced_kernel_that_cannot_work_says_why(name: str, changes: dict[str, object], why: str) -> None:
@@ -91,8 +110,27 @@ def test_a_forced_kernel_that_cannot_work_says_why(name: str, changes: dict[str,
 
 
 def test_a_kernel_asked_for_by_name() -> None:
-    for name in ("reference", "eager", "flex"):
+    for name in ("reference", "moments", "eager", "flex"):
         assert best_kernel(case(softcap=30.0), name) == (name, "asked for by name")
+
+
+@pytest.mark.parametrize("certificate", [True, False])
+def test_triton_serves_a_gpu_where_its_trial_went_well(monkeypatch: pytest.MonkeyPatch, certificate: bool) -> None:
+    """A device of its own is simulated: what its trial says decides, and is said."""
+    asked = []
+    wanted = case(**HALF, certificate=certificate)
+    monkeypatch.setattr(kernels, "find_spec", lambda name: name)
+    monkeypatch.setattr(kernels, "trial", lambda *of: asked.append(of))
+    name, why = best_kernel(wanted)
+    assert name == "triton" and why.startswith("tried on this device, equal to the reference")
+    assert asked == [("cuda", torch.bfloat16, 64)] and best_kernel(wanted, "triton")[0] == "triton"
+    monkeypatch.setattr(kernels, "trial", lambda *_: "is 0.5 off the reference on this device")
+    name, why = best_kernel(wanted)
+    assert name == ("moments" if certificate else "eager") and why.startswith("triton: is 0.5 off the reference")
+    with pytest.raises(CertError, match=r"kernel 'triton': is 0\.5 off"):
+        best_kernel(wanted, "triton")
+    monkeypatch.setattr(kernels, "find_spec", lambda _: None)
+    assert best_kernel(wanted)[1].startswith("triton: is not installed")
 
 
 # ---------------------------------------------------------------- flash-attn
@@ -144,7 +182,7 @@ def test_flash_around_a_function_of_its_signature() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [({"softcap": 30.0}, "soft cap"), ({"head_dim": 256}, "above its 256"), ({"device": "cpu"}, "on CUDA"),
-     ({"dtype": torch.float32}, "bfloat16 and float16"), ({"weights": True}, "output alone")],
+     ({"dtype": torch.float32}, "bfloat16 and float16"), ({"certificate": True}, "output alone")],
 )  # fmt: skip
 def test_what_flash_attn_cannot(changes: dict[str, object], why: str) -> None:
     with pytest.raises(CertError, match=f"kernel 'flash': .*{why}"):

@@ -8,7 +8,7 @@ import torch
 from oracle import FAMILIES, Oracle, column_bias, tiny, tokens
 
 from cert.certificate import anticipated_variance
-from cert.hf import certified, report
+from cert.hf import attention, certified, certify, report
 from cert.policy import PRESETS, Policy
 from cert.scores import snapkv
 
@@ -121,8 +121,10 @@ def test_switched_off_they_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     model = tiny()
     with certified(model, policy()) as session:
         out = model.generate(CONTEXT, **GENERATE)
-    for name in ("poisson_variance", "max_term", "radius", "served_error", "tail_flags"):
-        monkeypatch.setattr(report, name, never)
+    named = {report: ("radius", "served_error", "certify"), attention: ("moments", "tail")}
+    for module, names in (named | {certify: ("poisson_variance", "max_term", "tail_flags", "tail_rows")}).items():
+        for name in names:
+            monkeypatch.setattr(module, name, never)
     with certified(model, policy(), delta=None) as session:
         assert torch.equal(model.generate(CONTEXT, **GENERATE), out)
         assert session.blocks == [] and session.certificates["step"] == []

@@ -152,7 +152,7 @@ def test_a_certificate_undefined_in_over_a_tenth_is_none(monkeypatch: pytest.Mon
 
     def holed(*given):
         found = real(*given)
-        return found | ({"radius": found["radius"] * torch.nan} if next(every) % 7 == 0 else {})
+        return found | ({"var_hat": found["var_hat"] * torch.nan} if next(every) % 7 == 0 else {})
 
     monkeypatch.setattr(report, "certify", holed)
     with opened(tiny(), "agnostic") as (session, kwargs):

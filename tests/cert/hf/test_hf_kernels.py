@@ -7,7 +7,7 @@ from oracle import Oracle, close, column_bias, tiny, tokens
 from cert.certificate import radius
 from cert.errors import CertError
 from cert.hf import attention, certified
-from cert.hf.report import certify
+from cert.hf.certify import certify
 from cert.policy import Policy
 
 SMALL = {"budget": 0.35, "sinks": 2, "recent": 8, "window": 8}
@@ -29,14 +29,14 @@ def served(kernel: str, policy: Policy = POLICY, delta: float | None = None, **c
         return found, oracle.feed(QUESTION), session.summary()
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa", "eager", "flex"])
+@pytest.mark.parametrize("kernel", ["reference", "moments", "sdpa", "eager", "flex"])
 def test_each_equals_the_oracle(kernel: str) -> None:
     found, wanted, summary = served(kernel)
     close(found, wanted)
     assert (summary["kernel"], summary["kernel_why"]) == (kernel, "asked for by name")
 
 
-@pytest.mark.parametrize("kernel", ["reference", "eager", "flex"])
+@pytest.mark.parametrize("kernel", ["reference", "moments", "eager", "flex"])
 def test_also_with_a_soft_cap(kernel: str) -> None:
     found, wanted, summary = served(kernel, **GEMMA2)
     close(found, wanted)
@@ -45,9 +45,10 @@ def test_also_with_a_soft_cap(kernel: str) -> None:
 
 def test_the_summary_says_what_was_chosen_and_why() -> None:
     for delta, policy, name, why in (
-        (0.05, POLICY, "reference", "need the weights"),
-        (0.05, Policy.preset("topk", **SMALL), "reference", "need the weights"),  # one kernel for all arms of a session
+        (0.05, POLICY, "moments", "output alone, no certificate"),
+        (0.05, Policy.preset("topk", **SMALL), "sdpa", "by name only"),  # has no certificate
         (None, POLICY, "sdpa", "by name only"),
+        (0.05, Policy.preset("certified", score="h2o", **SMALL), "reference", "no weights"),
         (None, Policy.preset("h2o", **SMALL), "reference", "h2o's sums"),
     ):
         found, wanted, summary = served("auto", policy, delta)
@@ -78,41 +79,46 @@ def test_a_forced_kernel_that_cannot_work_is_refused_before_any_work(
 # ---------------------------------------------------------------- half precision
 
 
+@pytest.mark.parametrize("kernel", ["reference", "moments"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_statistics_are_those_of_the_stored_rows_in_double(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_those_of_the_stored_rows_in_double(
+    dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Output, variance and radius of each step and head, again in float64 from the half-precision q, K and V."""
     model, steps, real = tiny().to(dtype), [], attention.record
 
     def checked(state, index, layer, query, out, weight) -> None:
         if weight is not None:
+            assert isinstance(weight, torch.Tensor) == (kernel == "reference")
             k, v = (x.repeat_interleave(2, 1).double() for x in layer.stored)
             offset, prob = (x.repeat_interleave(2, 1).double() for x in (layer.log_weight, layer.prob))
-            assert layer.log_weight.dtype == out.dtype == weight.dtype == torch.float32
+            assert {layer.log_weight.dtype, out.dtype, weight[0].dtype} == {torch.float32}
             w = (layer.scale * torch.einsum("bhd,bhnd->bhn", query.double(), k) + offset).softmax(-1)
             o = torch.einsum("bhn,bhnd->bhd", w, v)
             var = ((1 - prob) * w.square() * (v - o[:, :, None]).square().sum(-1)).sum(-1)
             tail = w * (prob < 1)
             largest = (tail * v.norm(dim=-1)).amax(-1) + o.norm(dim=-1) * tail.amax(-1)
             torch.testing.assert_close(out.double(), o, rtol=0, atol=1e-5)
-            found = certify(layer, out, weight, 0.05)["radius"]
+            made = certify(layer, out, weight)
+            found = radius(made["var_hat"], made["max_term"], 0.05)
             torch.testing.assert_close(found.double(), radius(var, largest), rtol=1e-4, atol=0)
             steps.append(index)
         real(state, index, layer, query, out, weight)
 
     monkeypatch.setattr(attention, "record", checked)
-    with certified(model, POLICY) as session:
+    with certified(model, POLICY, kernel=kernel) as session:
         model.generate(CONTEXT, max_new_tokens=5, do_sample=False)
         assert session.cache.layers[0].keys.dtype == dtype
     assert len(steps) == 8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kernel", ["reference", "sdpa", "eager", "flex"])
+@pytest.mark.parametrize("kernel", ["reference", "moments", "sdpa", "eager", "flex"])
 def test_half_precision_is_near_float32(dtype: torch.dtype, kernel: str) -> None:
     """The same rounded weights and, scores being constant, the same draw: certificates within 5 %, logits within 0.1."""
     found = []
     for model in (tiny().to(dtype), tiny().to(dtype).float()):
-        delta = 0.05 if kernel == "reference" else None
+        delta = 0.05 if kernel in ("reference", "moments") else None
         with certified(model, Policy.preset("uniform", **SMALL), delta, kernel=kernel) as session, torch.no_grad():
             session.prefill(CONTEXT)
             session.compress()
@@ -121,3 +127,53 @@ def test_half_precision_is_near_float32(dtype: torch.dtype, kernel: str) -> None
     (half, r), (single, exact) = found
     assert 0 < float((half - single).abs().max()) < 0.1 * float(single.abs().max())
     torch.testing.assert_close(r, exact, rtol=0.05, atol=0)
+
+
+# ---------------------------------------------------------------- certificates without weights
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_moments_say_what_the_reference_says(family: str) -> None:
+    """Streaming, two compressions, a question of several tokens between: every certificate and every logit."""
+    found = []
+    for kernel in ("reference", "moments"):
+        model = tiny(family, "eager", **GEMMA2) if family == "gemma2" else tiny()
+        with certified(model, POLICY, kernel=kernel) as session, torch.no_grad():
+            session.prefill(CONTEXT)
+            session.compress()
+            logits = [model(input_ids=QUESTION, use_cache=True, **session.cache_kwargs).logits[:, -1]]
+            for step in range(6):
+                if step == 3:
+                    session.compress()
+                ids = torch.tensor([[7 + step]])
+                logits.append(model(input_ids=ids, use_cache=True, **session.cache_kwargs).logits[:, -1])
+            found.append((torch.cat(logits), session.certificates, session.summary()))
+    (logits, table, summary), (others, theirs, told) = found
+    close(logits, others)
+    assert summary["kernel"] == "reference" and told["kernel"] == "moments"
+    assert len(table["step"]) == 7 * 4 * len(set(table["layer"])) > 0
+    for name in ("radius", "assisted", "out_norm"):
+        assert table[name] == pytest.approx(theirs[name], rel=1e-4)
+    for name in ("step", "layer", "head", "position", "exact", "undefined"):
+        assert table[name] == theirs[name]
+    assert summary["certificate"]["value"] == pytest.approx(told["certificate"]["value"], rel=1e-5)
+    assert told["scalar_bytes"] > summary["scalar_bytes"]
+
+
+def test_a_fork_does_not_see_what_another_worked_out() -> None:
+    """What stands between two compressions is that cache's own, also where one fork is compressed again."""
+    model = tiny()
+    with certified(model, POLICY) as session, torch.no_grad():
+        session.prefill(CONTEXT)
+        session.compress()
+        snapshot, radii = session.cache, []
+        for again in (False, True, False):
+            session.fork(of=snapshot)
+            model(input_ids=QUESTION, use_cache=True, **session.cache_kwargs)
+            if again:
+                session.compress()
+            model(input_ids=torch.tensor([[9]]), use_cache=True, **session.cache_kwargs)
+            table = session.certificates
+            radii.append([r for r, request in zip(table["radius"], table["request"], strict=True)
+                          if request == session.request][-8:])  # fmt: skip
+    assert radii[0] == radii[2] != radii[1]
