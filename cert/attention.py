@@ -41,7 +41,13 @@ def weighted_values(
     weight: Float[Tensor, "*lead heads n"], v: Float[Tensor, "*#lead kv_heads n d"]
 ) -> Float[Tensor, "*lead heads d"]:
     """sum_i w_i v_i for every query head over its KV head's values."""
-    return (per_kv_head(weight, v.shape[-3]) @ at_least_float32(v)).flatten(-3, -2)
+    grouped, v = per_kv_head(weight, v.shape[-3]), at_least_float32(v)
+    if v.shape[:-3].numel() == 1 < grouped.shape[:-3].numel() and grouped.shape[-2] == 1:
+        # All steps over the same values: @ would copy them for each. Head by head a view does.
+        steps, shared = grouped.flatten(0, -4), v.flatten(0, -3)
+        heads = [torch.bmm(steps[:, h], one.expand(len(steps), -1, -1)) for h, one in enumerate(shared)]
+        return torch.stack(heads, 1).squeeze(2).unflatten(0, grouped.shape[:-3])
+    return (grouped @ v).flatten(-3, -2)
 
 
 def full_attention(

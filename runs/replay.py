@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cert.attention import retained_attention
+from cert.attention import logits, weighted_values
 from cert.certificate import (
     RULES,
     anticipated_variance,
@@ -85,8 +85,10 @@ class _Step:
         self.group = [head // (q.shape[1] // kv_heads) for head in self.heads]
         self.steps, self.n, self.scale = q.shape[0], total - q.shape[0], capture.scale
         self.q = q[None, :, list(self.heads)]  # [1, s, h, d]
-        self.k = capture.keys[self.group].float()[None, None]  # [1, 1, h, N, d]
+        # [1, 1, h, N, d], stored by dimension: the product would turn a copy for each step otherwise
+        self.k = capture.keys[self.group].float().mT.contiguous().mT[None, None]
         self.v = capture.values[self.group].float()[None, None]
+        self.logits: dict[int, Tensor] = {}  # number of arms at once -> their logits, the same for every offset
         # Step j = 1..s sees the n tokens of the document and the j generated ones written so far.
         seen = self.n + torch.arange(1, self.steps + 1, device=q.device)
         self.unseen = (torch.arange(total, device=q.device) >= seen[:, None])[:, None]  # [s, 1, N]
@@ -97,9 +99,12 @@ class _Step:
 
     def attend(self, offset: Tensor) -> tuple[Tensor, Tensor]:
         """Attention with an offset [b, h, n] on the document's tokens: out [b, s, h, d], weight [b, s, h, N]."""
+        arms = len(offset)
+        if arms not in self.logits:
+            self.logits[arms] = logits(self.q.expand(arms, -1, -1, -1), self.k, self.scale)
         log_weight = torch.where(self.unseen, -torch.inf, self.over(offset, 0.0))
-        q = self.q.expand(offset.shape[0], -1, -1, -1)
-        return retained_attention(q, self.k, self.v, log_weight, self.scale)
+        weight = (self.logits[arms] + log_weight).softmax(-1)
+        return weighted_values(weight, self.v), weight
 
 
 def _draw(policies: dict[str, Policy], budget: float, score: Tensor, coins: Tensor) -> dict[str, Tensor]:
