@@ -21,6 +21,9 @@
 ##   make verify         check prereg/ against its LOCK
 ##   make freeze         write a new LOCK, while no registered rows exist
 ##   make setup          .venv and everything in it; every other command does it when needed
+##   make bench          what certificates, arms and the replay cost, as ratios; minutes, analysis/out/bench.json
+##   make gpu-check      the tests that need a GPU; one line and exit 2 where there is none
+##   make gpu-bench      the GPU kernel at the shapes of Llama 3.1 8B, minutes; likewise
 ##   make test           the whole test suite
 ##   make test-matrix    the tests of cert.hf with the newest and the oldest transformers that pyproject.toml allows
 ##   make check          lint, format, types, import floors
@@ -52,9 +55,9 @@ EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 SLURM := $(CLAIMS:%=slurm-%) $(EXTENSIONS:%=slurm-%) slurm-all
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
 JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
-COMMANDS := claims status plan explain gc readme verify freeze figures paper report demo
+COMMANDS := claims status plan explain gc readme verify freeze figures paper report demo bench
 .PHONY: judge-all help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
-.PHONY: $(SLURM) slurm-status
+.PHONY: $(SLURM) slurm-status gpu-bench gpu-check
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.
 unknown := $(firstword $(filter-out judge-all slurm-status $(SLURM) $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
@@ -98,6 +101,9 @@ retry-failed: .venv/ready
 # Two processes: what two cores and 4 GB hold, and half the time.
 test: .venv/ready
 	@$(PY) -m pytest -q -n 2 --dist loadfile
+
+gpu-check gpu-bench: gpu-%: .venv/ready
+	@$(PY) -m scripts.gpu $*
 
 test-matrix: .venv-matrix/ready
 	$(PY) -m pytest -q tests/cert/hf

@@ -142,8 +142,10 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
         "paper",
         "report",
         "demo",
+        "bench",
     )
     expected |= {name: [f"scripts.{name}"] for name in plain}
+    expected |= {f"gpu-{what}": ["scripts.gpu", what] for what in ("check", "bench")}
     expected |= {"judge-all": ["scripts.judge_all"]}
     expected |= {f"slurm-claim-{n}": ["scripts.slurm", f"claim-{n}"] for n in range(1, 8)}
     expected |= {f"slurm-extension-{n}": ["scripts.slurm", f"extension-{n}"] for n in range(1, 7)}

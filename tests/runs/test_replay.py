@@ -12,6 +12,7 @@ from runs.capture import decode
 from runs.config import ReplayConfig
 from runs.models import load_model, shape
 from runs.replay import replay_document, spread, spread_heads
+from runs.replay_loop import plain_cells
 from runs.sources import resolve
 
 IDS = [(7 * i * i + 3 * i) % 251 for i in range(150)]
@@ -195,3 +196,14 @@ def test_a_context_shorter_than_the_window_keeps_everything() -> None:
 def test_shape_of_the_tiny_model() -> None:
     of = shape(resolve("tiny"))
     assert (of.layers, of.heads, of.kv_heads) == ((0, 1, 2, 3), 4, 2)
+
+
+def test_the_plain_loop_that_its_speed_is_measured_by_gives_its_cells(decoded, cells) -> None:
+    """Every number of every cell, in the same order; a radius that is undefined there is not compared."""
+    plain = list(plain_cells(decoded, "document", CONFIG, ARMS))
+    assert [(r["layer"], r["budget"], r["head"], r["step"]) for r in plain] == list(cells)
+    for mine, theirs in zip(plain, cells.values(), strict=True):
+        compared = {name for name in mine if theirs[name] is not None}
+        assert {"err", "var_hat", "max_term", "err_topk", "err_uniform", "radius_assisted"} <= compared
+        for name in compared:
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-4, abs=1e-6), name
