@@ -37,6 +37,8 @@ def compose(overrides: Sequence[str] = (), literal: Mapping[str, str] | None = N
         data: Any = OmegaConf.to_container(composed, resolve=False)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra's, for odd group choices
         raise UserError(_one_line(error, overrides)) from None
+    except (yaml.YAMLError, RecursionError, OSError) as error:
+        raise UserError(f"a file of configs/: {' '.join(str(error).split())}; expected YAML that can be read") from None
     for key, value in (literal or {}).items():
         section, _, name = key.partition(".")
         if isinstance(data.get(section), dict):  # otherwise build names what is wrong
@@ -73,7 +75,7 @@ def _one_line(error: Exception, overrides: Sequence[str]) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = str(error.missing_cfg_file).partition("/")
         return f"{group}={option}: no such option; expected {_options(group, option)}; in configs/{group}"
-    text = " ".join(str(error).split())
+    text = " ".join((str(error) or str(error.__cause__)).split())
     for advice in (" To append to your", " See https://", " Either remove", " 3. To sweep"):
         text = text.partition(advice)[0]
     text = text.rstrip(".")

@@ -1,6 +1,7 @@
 """Every config file composes; what Hydra or the dataclasses refuse is one line that names it; nothing stays behind."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -181,6 +182,44 @@ def test_what_does_not_fit_is_one_line_that_names_it(overrides: list[str], words
     assert all(word in message for word in words), message
     assert not GlobalHydra.instance().is_initialized()
     assert compose().replay.documents == 56  # and the next one is not affected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: [unclosed", 'site.yaml", line 2'),
+        ("name: site\n\tpartition: x", 'site.yaml", line 2'),
+        ("name: site\nname: site", "duplicate key name"),
+        ("name: site\npartition: a\0b", "unacceptable character"),
+        ("name: site\n---\nname: site", "single document"),
+        ("name: !!python/object/apply:os.system ['touch pwned']", "could not determine a constructor"),
+        ("name: " + "[" * 3000, "recursion"),
+        ("name: site\npartition: ${nope", "'${nope'"),
+        ("name: site\nmodules: !!set {a, b}", "not a supported"),
+        ("name: site\n~: x", "key type"),
+        ("", "config.launcher: key 'name' is missing"),
+        ("- a", "where a mapping was expected"),
+        ("name: site\npartition: no", "False where text was expected"),
+        ("name: site\ncontainer: apptainer exec x", "where a list was expected"),
+        ("name: site\nmodules: ['x; touch pwned']", "expected names such as cuda/12.4"),
+    ],
+)
+def test_a_site_file_that_does_not_fit_is_one_line_too(tmp_path: Path, monkeypatch, text: str, says: str) -> None:
+    monkeypatch.setattr("scripts.compose.CONFIGS", shutil.copytree(CONFIGS, tmp_path / "configs"))
+    (tmp_path / "configs" / "launcher" / "site.yaml").write_text(text + "\n")
+    with pytest.raises(UserError) as error:
+        compose(["launcher=site"])
+    assert says in str(error.value) and "\n" not in str(error.value)
+    assert not GlobalHydra.instance().is_initialized() and not Path("pwned").exists()
+
+
+def test_a_site_file_that_may_not_be_read_is_one_line_too(tmp_path: Path, monkeypatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "site.yaml")
+
+    monkeypatch.setattr("scripts.compose.hydra_compose", denied)
+    with pytest.raises(UserError, match=r"Permission denied: 'site.yaml'"):
+        compose(["launcher=site"])
 
 
 @pytest.mark.parametrize(
