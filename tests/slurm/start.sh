@@ -91,7 +91,7 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sc
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
-ReturnToService=2
+ReturnToService=1
 MpiDefault=none
 SwitchType=switch/none
 MinJobAge=600
