@@ -31,15 +31,21 @@ class Ended(BaseException):
 
 
 class Signals:
-    """What Slurm has told this process."""
+    """What Slurm tells this process inside `with`; before and after it signals do what they did."""
 
     warned = False
     ended = False
     leaving = False  # whether this process is about to end by itself
 
-    def __init__(self) -> None:
-        signal.signal(signal.SIGUSR1, self._warn)
-        signal.signal(signal.SIGTERM, self._end)
+    def __enter__(self) -> "Signals":
+        handlers = {signal.SIGUSR1: self._warn, signal.SIGTERM: self._end}
+        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leaving = True
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     @property
     def stopped(self) -> bool:
@@ -57,15 +63,15 @@ class Signals:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 done or back in the queue, 1 where examples failed or work is left, 2 bad input, 143 told to end."""
-    told = Signals()  # before anything that takes its time
-    parser = argparse.ArgumentParser(prog="python -m scripts.slurm_task", description=__doc__)
-    parser.add_argument("manifest", type=Path)
-    path = parser.parse_args(argv).manifest
-    try:
-        return _done(path, told)
-    except Ended:
-        print("told to end: the example in flight is abandoned, what was finished is stored", flush=True)
-        return 143
+    with Signals() as told:  # before anything that takes its time
+        parser = argparse.ArgumentParser(prog="python -m scripts.slurm_task", description=__doc__)
+        parser.add_argument("manifest", type=Path)
+        path = parser.parse_args(argv).manifest
+        try:
+            return _done(path, told)
+        except Ended:
+            print("told to end: the example in flight is abandoned, what was finished is stored", flush=True)
+            return 143
 
 
 def _done(path: Path, told: Signals) -> int:
@@ -79,6 +85,8 @@ def _done(path: Path, told: Signals) -> int:
         todo = [line for line in mine if line.plan == key and not slurm.is_done(line, numbers)]
         if todo and not told.stopped:
             _compute(made, registry, store, todo, told, counts)
+    if told.ended:  # and something that was interrupted has kept it to itself
+        raise Ended
     numbers = slurm.published(store)
     if left := sum(not slurm.is_done(line, numbers) for line in mine):
         return _again(made, job, left, counts["computed"], told)

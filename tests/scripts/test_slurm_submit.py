@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+from typing import Any
 import pytest
 from conftest import ROOT, SETTINGS
 from tiny_folder import tiny_folder
@@ -359,7 +361,7 @@ Signals = dict[int, tuple[signal.Signals, ...]]
 
 
 @pytest.fixture
-def task(fake: FakeSlurm, monkeypatch, capsys) -> Iterator[Callable[..., tuple[int, list[str]]]]:
+def task(fake: FakeSlurm, monkeypatch, capsys) -> Callable[..., tuple[int, list[str]]]:
     """task({n: signals}) runs the submitted task here, told these signals while it computes its n-th example."""
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "100")
@@ -380,9 +382,7 @@ def task(fake: FakeSlurm, monkeypatch, capsys) -> Iterator[Callable[..., tuple[i
         code = slurm_task.main([fake.calls("sbatch", "--test-only")[0][-1]])
         return code, capsys.readouterr().out.splitlines()
 
-    yield once
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return once
 
 
 @pytest.mark.parametrize(("example", "units_left"), [(1, 3), (3, 3), (4, 2), (9, 1)])
@@ -458,6 +458,7 @@ def test_without_a_finished_example_it_does_not_come_back_for_ever(
     assert code == 1 and "no example was finished within None; expected a longer launcher.time" in said[-1]
     assert not fake.calls("scontrol", "show") and not store.unit_files()
 
+        assert {number: signal.getsignal(number) for number in before} == before
 
 def until(task: subprocess.Popen[str], words: str, times: int) -> None:
     """Wait until a task has said some words so often."""
@@ -503,6 +504,21 @@ def test_failed_examples_are_tried_once_more_a_submit(fake: FakeSlurm, store: St
         return code, capsys.readouterr().out.splitlines()[-1]
 
     assert submit.main(["claim-1"]) == 0
+def test_told_to_end_where_nobody_heard_it_asks_for_nothing_either(fake, store: Store, task, monkeypatch) -> None:
+    """A cancelled job must not put itself back into the queue, even where something swallowed what interrupted it."""
+    submit_ten(store)
+    end = slurm_task.Signals._end
+
+    def unheard(signals: slurm_task.Signals, *arguments: Any) -> None:
+        with suppress(slurm_task.Ended):
+            end(signals, *arguments)
+
+    monkeypatch.setattr(slurm_task.Signals, "_end", unheard)
+    code, said = task({2: (signal.SIGTERM,)})
+    assert code == 143 and said[-1].startswith("told to end: ") and not fake.calls("scontrol", "show")
+    assert sum(line.endswith(": done") for line in said) == 2
+
+
     assert tried("no memory") == (1, "done: 2 examples computed, 2 failed")
     assert tried("no memory") == (0, "done: 0 examples computed, 0 failed")
     assert submit.main(["claim-1"]) == 0
