@@ -636,3 +636,4 @@ def test_the_script_loads_modules_and_names_a_folder_that_the_node_lacks(tmp_pat
     lost = script(str(tmp_path / "nowhere"), "", "echo", "ran")
     assert lost.returncode == 2 and lost.stdout == ""
     assert f"does not see {tmp_path / 'nowhere'}; expected a disk that all nodes share" in lost.stderr
+    assert script(str(tmp_path), "", "-a", "x", "/bin/true").returncode == 127  # a word, no option of bash's own exec
