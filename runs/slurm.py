@@ -6,8 +6,10 @@ These lie in the store. A run is named by the hash of its manifest, never by the
 killed gives the same number twice.
 """
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from runs.build import build
 from runs.cells import Plan, content_id
 from runs.config_launcher import LauncherConfig
 from runs.errors import UserError
-from runs.slurm_client import Task
+from runs.slurm_queue import Task
 from runs.store import Store
 
 
@@ -95,6 +97,23 @@ def arranged(groups: Sequence[Sequence[Line]], most: int) -> tuple[int, tuple[Li
 def folder(store: Store, run: str) -> Path:
     """Where a run's manifest and logs lie."""
     return store.root / "slurm" / run
+
+
+@contextmanager
+def submitting(store: Store) -> Iterator[None]:
+    """Keep other submits out from a look at the queue until the jobs are in it. Raises UserError where one is at work."""
+    path = store.root / "slurm" / ".submitting"
+    with files.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another submit to {store.root} is at work; expected one at a time: try again") from None
+        except OSError:  # a disk without locks: two submits at once compute the same rows, of which the first stay
+            pass
+        yield
 
 
 def write(store: Store, manifest: Manifest) -> Path:

@@ -6,9 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from runs.config_launcher import LauncherConfig, limit_s
@@ -18,29 +16,16 @@ from runs.registry import ROOT
 SCRIPT = ROOT / "slurm" / "array.sbatch"
 PATIENCE_S, RETRY_S = 120, 2
 MAX_ARRAY = 1001  # Slurm's own default of MaxArraySize
-ENDED = re.compile(
-    "BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT"
-)  # the other states come before a job's end
 PREFIX = "kvcert-"
+# sbatch --test-only says so of what can never run, and of what cannot run today; only sbatch itself tells them apart
+NOT_NOW = re.compile("Requested node configuration is not available|Required node not available|nodes are busy")
+AVAILABLE = re.compile(r"up\|(idle|mixed|allocated|completing|planned)[~#%!+@^-]?")
+UNANSWERED = re.compile("no answer|Unable to contact|timed out")
+OWN = ("SQUEUE_", "SACCT_", "SINFO_")  # a user's own views of Slurm, which would hide jobs here
 
 
-@dataclass(frozen=True)
-class Task:
-    """A job as Slurm knows it: its number there, its state, and why it waits or how it ended."""
-
-    job: str
-    state: str
-    reason: str
-
-    @property
-    def ended(self) -> bool:
-        """Whether it will not run again by itself."""
-        return ENDED.fullmatch(self.state) is not None
-
-    @property
-    def runs(self) -> bool:
-        """Whether it is on a node now."""
-        return self.state in ("RUNNING", "COMPLETING", "CONFIGURING")
+class UnsureError(UserError):
+    """Slurm did not say whether it took a job."""
 
 
 def require_slurm() -> None:
@@ -59,15 +44,30 @@ def max_array() -> int:
     return max(1, int(match[1])) if match else MAX_ARRAY
 
 
-def require_taken(launcher: LauncherConfig) -> None:
-    """Raise UserError, in Slurm's words, where it would not take an array or a judge of a site; nothing is submitted."""
+def require_taken(launcher: LauncherConfig) -> list[str]:
+    """Raise UserError, in Slurm's words, where it would not take an array or a judge of a site; nothing is submitted.
+
+    Returns its words where they may be no refusal: some nodes are down, drained or reserved now.
+    """
     _require_time(launcher)
-    if shutil.which("sbatch"):
-        for command in (
-            array_command(launcher, "test", 1, Path("/"), []),
-            judge_command(launcher, "test", None, Path("/"), []),
-        ):
-            asked([command[0], "--test-only", *command[1:]])
+    unsure = []
+    for command in (
+        array_command(launcher, "test", 1, Path("/"), []),
+        judge_command(launcher, "test", None, Path("/"), []),
+    ):
+        try:
+            if shutil.which("sbatch"):
+                asked([command[0], "--test-only", *command[1:]])
+        except UserError as error:
+            if not NOT_NOW.search(str(error)) or _all_available():
+                raise
+            unsure.append(str(error))
+    return unsure
+
+
+def _all_available() -> bool:
+    told = asked(["sinfo", "-a", "-h", "-o", "%a|%T"]) if shutil.which("sinfo") else ""
+    return all(map(AVAILABLE.fullmatch, told.split()))
 
 
 def _require_time(launcher: LauncherConfig) -> None:
@@ -77,7 +77,7 @@ def _require_time(launcher: LauncherConfig) -> None:
         return
     named = set(launcher.partition.split(",")) if launcher.partition else None
     limits = {}
-    for line in asked(["sinfo", "-h", "-o", "%P|%l"]).splitlines():
+    for line in asked(["sinfo", "-a", "-h", "-o", "%P|%l"]).splitlines():
         name, _, limit = line.strip().rpartition("|")
         if (name.rstrip("*") in named) if named else name.endswith("*"):
             limits[name.rstrip("*")] = limit
@@ -123,8 +123,20 @@ def _sbatch(launcher: LauncherConfig, name: str, log: Path, own: Sequence[str], 
 
 
 def submitted(command: Sequence[str]) -> str:
-    """Submit a job and return its number; UserError, in Slurm's words, where it is refused."""
-    return asked(command).strip().partition(";")[0]
+    """Submit a job and return its number.
+
+    UserError, in Slurm's words, where it is refused; UnsureError where it may be in the queue all the same.
+    """
+    try:
+        said = asked(command)
+    except UserError as error:
+        raise (UnsureError if re.search("no answer|timed out", str(error)) else UserError)(str(error)) from None
+    numbers = re.findall(r"^\s*(\d+)(?:;\S*)?\s*$", said, re.MULTILINE)  # a site's sbatch may greet before it
+    if not numbers:
+        raise UnsureError(
+            f"{command[0]}: {' '.join(said.split())[:200]!r}; expected a job's number, as squeue shows it"
+        )
+    return numbers[-1]
 
 
 def requeued(job: str, patience_s: float) -> str:
@@ -135,11 +147,11 @@ def requeued(job: str, patience_s: float) -> str:
     last = time.monotonic() + patience_s
     while True:
         try:
-            asked(["scontrol", "requeue", job])
+            asked(["scontrol", "requeue", job], max(RETRY_S, last - time.monotonic()))
             return ""
         except UserError as error:
             why = str(error)
-        if "Unable to contact" not in why or time.monotonic() > last:
+        if not UNANSWERED.search(why) or time.monotonic() > last:
             return why
         time.sleep(RETRY_S)
 
@@ -149,56 +161,17 @@ def cancelled(job: str) -> None:
     asked(["scancel", job])
 
 
-def queue(runs: Collection[str]) -> dict[str, dict[int | None, Task]]:
-    """By run and number of the task (None: its judge) what Slurm knows: of jobs that ended, for minutes after it.
+def asked(command: Sequence[str], patience_s: float | None = None) -> str:
+    """What one of Slurm's commands prints, waited for at most patience_s (PATIENCE_S) seconds.
 
-    Where accounting answers too, tasks that the controller has forgotten are there as well, with their exit codes.
-    Raises UserError where there is no squeue, or where it does not answer.
+    Raises UserError with its own words, on one line, where it fails.
     """
-    if not runs:
-        return {}
-    names = ",".join(f"{PREFIX}{run}{end}" for run in runs for end in ("", "-judge"))
-    told = asked(["squeue", "-h", "-r", "--states=all", f"--name={names}", "-o", "%j|%i|%T|%r"])
-    accounted = ""
-    if shutil.which("sacct"):
-        with suppress(UserError):  # it is installed on sites that keep no accounts, too
-            columns = "--format=JobName%64,JobID,State,ExitCode"
-            accounted = asked(["sacct", "-n", "-P", "-X", "--starttime=now-30days", f"--name={names}", columns])
-    return parsed(runs, told, accounted)
-
-
-def parsed(runs: Collection[str], told: str, accounted: str = "") -> dict[str, dict[int | None, Task]]:
-    """What squeue (name|job|state|reason) and sacct (name|job|state|exit code) said, by run and number of the task.
-
-    Of several jobs of one task the one in the queue counts, else the latest; of the two witnesses squeue, its reason
-    followed by the exit code.
-    """
-    found: dict[str, dict[int | None, Task]] = {run: {} for run in runs}
-    exits: dict[str, str] = {}
-    for source, text in (("sacct", accounted), ("squeue", told)):
-        for line in text.splitlines():
-            name, job, state, why = (*line.strip().split("|"), "", "", "", "")[:4]
-            run, _, judge = name.removeprefix(PREFIX).partition("-")
-            first, _, number = job.partition("_")
-            if run not in found or not state or not (judge or number.isdigit()):
-                continue
-            if source == "sacct":
-                exits[job] = why = f"exit {why}"
-            elif job in exits and ENDED.match(state):
-                why = f"{why}, {exits[job]}"
-            key = None if judge else int(number)
-            old, new = found[run].get(key), Task(job, state.split()[0], why)
-            if old is None or (not new.ended, int(first)) >= (not old.ended, int(old.job.partition("_")[0])):
-                found[run][key] = new
-    return found
-
-
-def asked(command: Sequence[str]) -> str:
-    """What one of Slurm's commands prints. Raises UserError with its own words, on one line, where it fails."""
+    patience_s = patience_s or PATIENCE_S
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S, check=False,
-            stdin=subprocess.DEVNULL, env=os.environ | {"LC_ALL": "C"},
+            command, capture_output=True, text=True, errors="replace", timeout=patience_s, check=False,
+            stdin=subprocess.DEVNULL, env=plain | {"LC_ALL": "C"},
         )  # fmt: skip
     except FileNotFoundError:
         raise UserError(
@@ -208,7 +181,7 @@ def asked(command: Sequence[str]) -> str:
         raise UserError(f"{command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"{command[0]}: no answer from Slurm in {PATIENCE_S} s; expected a controller that runs"
+            f"{command[0]}: no answer from Slurm in {patience_s:.3g} s; expected a controller that runs"
         ) from None
     if done.returncode:
         words = [line.removeprefix(f"{command[0]}: ").removeprefix("error: ") for line in done.stderr.splitlines()]

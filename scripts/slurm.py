@@ -8,9 +8,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from runs import slurm, slurm_client
+from runs import slurm, slurm_client, slurm_queue
 from runs.cells import Plan
 from runs.config_launcher import LOCAL, LauncherConfig
 from runs.errors import UnusedDataError, UserError
@@ -18,6 +19,7 @@ from runs.grid import RUNNABLE
 from runs.prereg import accept
 from runs.registry import ROOT, Registry, load
 from runs.slurm import Asked, Line, Manifest
+from runs.slurm_client import UnsureError
 from runs.store import Store
 from scripts._cli import Settings, dry_run, run, settings
 from scripts._grid import lent, stored_plan, to_do
@@ -54,20 +56,27 @@ def main(argv: list[str] | None = None) -> int:
     store, launcher = Store(chosen.store.absolute()), _launcher(chosen)
     if not dry:
         slurm_client.require_slurm()
-    slurm_client.require_taken(launcher)
+    for words in slurm_client.require_taken(launcher):
+        print(f"note: {words}, for now or for ever: nodes are down, drained or reserved", file=sys.stderr)
     most = min(launcher.tasks, slurm_client.max_array())
     claims = list(registry.claims) if options.claim == "all" else [registry.claim(options.claim).id]
-    found, queued = _missing(claims, chosen, registry, write=not dry), _queued(store)
+    found = _missing(claims, chosen, registry, write=not dry)
+    with nullcontext() if dry else slurm.submitting(store):
+        _submit(found, store, launcher, chosen.profile, most, dry)
+    return 0
+
+
+def _submit(found: Missing, store: Store, launcher: LauncherConfig, profile: str, most: int, dry: bool) -> None:
+    """Submit, or show, what of the missing units is not in the queue."""
+    queued = _queued(store)
     groups = [[line for unit, line in lines.items() if unit not in queued] for lines in found.groups.values()]
     if not any(groups):
         n = sum(map(len, found.groups.values()))
         waiting = f"all {n:,} missing units are in the queue already: make slurm-status"
         print(waiting if n else f"all cells are stored in {store.root}: nothing to do, nothing submitted")
-        return 0
+        return
     tasks, lines = slurm.arranged([group for group in groups if group], most)
-    made = Manifest(found.claims, chosen.profile, found.plans, launcher, tasks, lines)
-    (_shown if dry else _submitted)(store, made)
-    return 0
+    (_shown if dry else _submitted)(store, Manifest(found.claims, profile, found.plans, launcher, tasks, lines))
 
 
 def _launcher(chosen: Settings) -> LauncherConfig:
@@ -145,7 +154,7 @@ def _queued(store: Store) -> set[str]:
     """The units that tasks in the queue will do, of this run or another."""
     made, numbers = slurm.manifests(store), slurm.published(store)
     unfinished = [name for name, mine in made.items() if not mine.is_done(numbers)]
-    tasks = slurm_client.queue(unfinished) if shutil.which("squeue") else {}
+    tasks = slurm_queue.queue(unfinished) if shutil.which("sbatch") else {}  # a dry run elsewhere
     return {
         line.unit
         for name, mine in tasks.items()
@@ -169,17 +178,20 @@ def _submitted(store: Store, made: Manifest) -> None:
     """Submit both jobs, or none. Raises UserError in Slurm's words."""
     folder = slurm.folder(store, made.run)
     fresh = not folder.exists()
-    slurm.write(store, made)
     try:
+        slurm.write(store, made)
         array = slurm_client.submitted(_commands(store, made, None)[0])
-    except UserError:
-        if fresh:
-            shutil.rmtree(folder)
+    except UserError as error:
+        if fresh and not isinstance(error, UnsureError):  # tasks that are in the queue need their manifest
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     try:
         judge = slurm_client.submitted(_commands(store, made, array)[1])
-    except UserError:
-        slurm_client.cancelled(array)
+    except BaseException:  # an interrupt, too
+        try:
+            slurm_client.cancelled(array)
+        except UserError as error:
+            print(f"job {array} goes on without a judge: {error}", file=sys.stderr)
         raise
     print(f"{_summary(made)}: job {array}, and judge {judge} after it; logs in {folder}\nhow far: make slurm-status")
 

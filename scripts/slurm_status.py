@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runs import slurm, slurm_client
+from runs import slurm, slurm_queue
 from runs.errors import UserError
 from runs.progress import progress
 from runs.registry import ROOT
 from runs.slurm import Manifest
-from runs.slurm_client import Task
+from runs.slurm_queue import Task
 from runs.store import Store
 from scripts._cli import run, settings
 from scripts._command import command
@@ -53,7 +53,7 @@ def report(store: Store) -> dict[str, Any]:
     made, numbers, why = slurm.manifests(store), slurm.published(store), None
     queue: Queue = {}
     try:
-        queue = slurm_client.queue([name for name, mine in made.items() if not mine.is_done(numbers)])
+        queue = slurm_queue.queue([name for name, mine in made.items() if not mine.is_done(numbers)])
     except UserError as error:
         why = str(error)
     states = {name: slurm.states(store, mine, queue.get(name, {}), numbers) for name, mine in made.items()}

@@ -35,6 +35,7 @@ ANSWERS = [  # tool, words it is asked with, (stdout, stderr, exit code): the fi
         ["Configuration data as of 2026\nMaxArraySize            = 1001\nMaxJobCount = 5\n", "", 0],
     ],
     ["scontrol", "requeue", ["", "", 0]],
+    ["sinfo", "%T", ["up|idle\nup|mixed\nup|allocated+\nup|idle~\n", "", 0]],
     ["sinfo", "", ["main*|1:00:00\nurgent|infinite\n", "", 0]],
     ["squeue", "", ["", "", 0]],
     ["sacct", "", ["", "Slurm accounting storage is disabled\n", 1]],

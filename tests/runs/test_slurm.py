@@ -1,5 +1,6 @@
 """A run's manifest: every unit once, one model a task, named by content; and what a run's units are at."""
 
+import errno
 import json
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +16,7 @@ from runs.cells import Plan
 from runs.config_launcher import LauncherConfig
 from runs.errors import UserError
 from runs.slurm import Asked, Line, Manifest
-from runs.slurm_client import Task
+from runs.slurm_queue import Task
 from runs.store import Store
 from tests.planted_store import DESIGN, REQUEST, do, plan
 
@@ -181,3 +182,24 @@ def test_the_last_line_of_a_log_is_the_last_that_says_something(tmp_path: Path, 
 def test_a_manifest_is_plain_json(tmp_path: Path) -> None:
     stored = json.loads(slurm.write(Store(tmp_path), MADE).read_text())
     assert stored["lines"][0] == {"plan": KEY, "unit": "0" * 24, "retry": None}
+
+
+def test_of_two_submits_at_once_the_later_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    with slurm.submitting(store):
+        with pytest.raises(UserError, match=r"another submit to .*store is at work"), slurm.submitting(store):
+            pytest.fail("two at once")
+        with slurm.submitting(Store(tmp_path / "other")):
+            pass
+    with slurm.submitting(store):
+        pass
+    assert slurm.manifests(store) == {}
+
+
+def test_a_disk_without_locks_refuses_no_submit(tmp_path: Path, monkeypatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(slurm.fcntl, "flock", none)
+    with slurm.submitting(Store(tmp_path)), slurm.submitting(Store(tmp_path)):
+        pass

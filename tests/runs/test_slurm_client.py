@@ -1,5 +1,6 @@
 """What Slurm is told, word by word, and what it answers: recorded from Slurm 22.05, refusals in its own words."""
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from runs import slurm_client
+from runs import slurm_client, slurm_queue
 from runs.config_launcher import LauncherConfig
 from runs.errors import UserError
-from runs.slurm_client import Task, parsed
+from runs.slurm_client import UnsureError
+from runs.slurm_queue import Task, parsed
 from tests.fake_slurm import FakeSlurm
 
 SITE = LauncherConfig("site")
@@ -131,20 +133,49 @@ def test_states_that_do_not(state: str) -> None:
     assert Task("1", state, "").runs == (state in ("RUNNING", "COMPLETING"))
 
 
+def test_lines_that_are_no_jobs_are_passed_over() -> None:
+    """A site's greeting, a torn line, numbers that are none: what is a job among them is still found."""
+    names = ("kvcert-a", "kvcert-a-judge", "kvcert-b", "nothing")
+    jobs = ("", "x", "x_0", "9_x", "9_", "_0", "9_\u00b2", "9_[0-3]", "-1_0", "9_0_0", "9+0")
+    noise = [f"{name}|{job}|RUNNING|None" for name in names for job in jobs]
+    noise += [
+        "Welcome",
+        "|",
+        "|||",
+        "kvcert-a",
+        "kvcert-a|9_0",
+        "kvcert-a|9_0||",
+        "kvcert-a|9_0| |",
+        "kvcert-a-judge|9_0|RUNNING",
+    ]
+    told = "\n".join([*noise, "kvcert-a|9_1|RUNNING|None", *noise, "kvcert-a-judge|10|PENDING|Dependency"])
+    expected = {1: Task("9_1", "RUNNING", "None"), None: Task("10", "PENDING", "Dependency")}
+    assert parsed(["a", "b"], told, "\n".join(noise)) == {"a": expected, "b": {}}
+
+
+def test_how_a_user_likes_to_see_the_queue_hides_no_job(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_PARTITION", "SACCT_FORMAT", "SINFO_STATES", "SLURM_CONF"):
+        monkeypatch.setenv(name, "x")
+    for tool in ("squeue", "sacct", "sinfo", "sbatch"):
+        (fake.folder / tool).write_text("#!/bin/sh\n/usr/bin/env\n")
+        said = slurm_client.asked([tool])
+        assert "SLURM_CONF=x" in said and not any(f"{own}_" in said for own in ("SQUEUE", "SACCT", "SINFO"))
+
+
 def test_the_queue_is_asked_by_name_for_ended_jobs_too(fake: FakeSlurm) -> None:
     fake.answer("squeue", out="kvcert-a|9_0|FAILED|None\n")
-    assert slurm_client.queue(["a", "b"]) == {"a": {0: Task("9_0", "FAILED", "None")}, "b": {}}
+    assert slurm_queue.queue(["a", "b"]) == {"a": {0: Task("9_0", "FAILED", "None")}, "b": {}}
     (words,) = fake.calls("squeue")
-    assert {"-h", "-r", "--states=all", "--name=kvcert-a,kvcert-a-judge,kvcert-b,kvcert-b-judge"} <= set(words)
-    assert slurm_client.queue([]) == {} and len(fake.calls("squeue")) == 1
+    assert {"-a", "-h", "-r", "--states=all", "--name=kvcert-a,kvcert-a-judge,kvcert-b,kvcert-b-judge"} <= set(words)
+    assert slurm_queue.queue([]) == {} and len(fake.calls("squeue")) == 1
 
 
 def test_without_accounting_the_queue_suffices_and_with_it_both_are_asked(fake: FakeSlurm) -> None:
-    assert slurm_client.queue(["a"]) == {"a": {}}  # sacct is there and answers that there are no accounts
+    assert slurm_queue.queue(["a"]) == {"a": {}}  # sacct is there and answers that there are no accounts
     fake.answer("sacct", out="kvcert-a|9_0|TIMEOUT|0:0\n")
-    assert slurm_client.queue(["a"]) == {"a": {0: Task("9_0", "TIMEOUT", "exit 0:0")}}
+    assert slurm_queue.queue(["a"]) == {"a": {0: Task("9_0", "TIMEOUT", "exit 0:0")}}
     (fake.folder / "sacct").unlink()
-    assert slurm_client.queue(["a"]) == {"a": {}}
+    assert slurm_queue.queue(["a"]) == {"a": {}}
 
 
 @pytest.mark.parametrize(
@@ -217,9 +248,42 @@ def test_a_site_is_tried_with_an_array_and_a_judge(fake: FakeSlurm) -> None:
         slurm_client.require_taken(replace(FULL, time=None))
 
 
-def test_a_job_number_may_name_its_cluster(fake: FakeSlurm) -> None:
-    fake.answer("sbatch", out="123;harness\n")
+@pytest.mark.parametrize(
+    "nodes", ["up|down", "up|drained", "up|draining", "up|maint", "up|idle*", "down|idle", "drain|mixed", "up|reserved"]
+)
+@pytest.mark.parametrize("why", ["Requested node configuration is not available", "Required node not available (down)"])
+def test_nodes_that_are_away_today_make_no_refusal(fake: FakeSlurm, nodes: str, why: str) -> None:
+    """Then sbatch takes the job and lets it wait, though sbatch --test-only says the same as of what can never run."""
+    fake.answer("sbatch", "--test-only", err=f"allocation failure: {why}\n", code=1)
+    fake.answer("sinfo", "%T", out=f"up|idle\n{nodes}\nup|mixed\n")
+    assert slurm_client.require_taken(SITE) == [f"sbatch: allocation failure: {why}"] * 2
+    fake.answer("sbatch", "--test-only", err=REFUSALS[0][0], code=1)
+    with pytest.raises(UserError, match="Invalid partition name"):
+        slurm_client.require_taken(SITE)
+
+
+@pytest.mark.parametrize("out", ["123;harness\n", "123\n", "--- 7 users ---\nChecking account ... OK\n12\n 123\n\n"])
+def test_a_job_number_may_name_its_cluster_and_come_after_a_greeting(fake: FakeSlurm, out: str) -> None:
+    fake.answer("sbatch", out=out)
     assert slurm_client.submitted(["sbatch", "x"]) == "123"
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "code"),
+    [
+        ("", "", 0),
+        ("Submitted\nbatch job x", "", 0),
+        ("", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", 1),
+    ],
+)
+def test_where_slurm_does_not_say_whether_it_took_a_job_that_is_another_error(fake, out: str, err: str, code) -> None:
+    fake.answer("sbatch", out=out, err=err, code=code)
+    with pytest.raises(UnsureError):
+        slurm_client.submitted(["sbatch", "x"])
+    fake.answer("sbatch", err=REFUSALS[0][0], code=1)
+    with pytest.raises(UserError) as error:
+        slurm_client.submitted(["sbatch", "x"])
+    assert not isinstance(error.value, UnsureError)
 
 
 def test_a_requeue_says_why_not(fake: FakeSlurm) -> None:
@@ -252,7 +316,7 @@ def test_without_slurm_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="no sbatch on this machine"):
         slurm_client.require_slurm()
     with pytest.raises(UserError, match="no squeue on this machine"):
-        slurm_client.queue(["a"])
+        slurm_queue.queue(["a"])
     assert slurm_client.max_array() == 1001
     slurm_client.require_taken(replace(SITE, time="99-00"))
 
@@ -261,4 +325,10 @@ def test_a_controller_that_does_not_answer_is_not_waited_for_for_ever(fake, monk
     monkeypatch.setattr(slurm_client, "PATIENCE_S", 0.2)
     (fake.folder / "squeue").write_text("#!/bin/sh\nexec /bin/sleep 20\n")
     with pytest.raises(UserError, match=r"squeue: no answer from Slurm in 0\.2 s"):
-        slurm_client.queue(["a"])
+        slurm_queue.queue(["a"])
+
+
+def test_a_requeue_waits_no_longer_than_until_the_limit(fake: FakeSlurm, monkeypatch) -> None:
+    monkeypatch.setattr(slurm_client, "RETRY_S", 0.1)
+    (fake.folder / "scontrol").write_text("#!/bin/sh\nexec /bin/sleep 20\n")
+    assert re.match(r"scontrol: no answer from Slurm in 0\.\d+ s;", slurm_client.requeued("9_1", 0.3))

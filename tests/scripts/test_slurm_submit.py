@@ -1,5 +1,6 @@
 """make slurm-claim-N with stand-ins for Slurm: what is submitted, what is refused, and what the submitted words then do."""
 
+import errno
 import json
 import os
 import re
@@ -13,8 +14,8 @@ from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-
 from typing import Any
+
 import pytest
 from conftest import ROOT, SETTINGS
 from tiny_folder import tiny_folder
@@ -215,7 +216,7 @@ def test_what_slurm_refuses_is_said_in_its_words_and_leaves_nothing(
     else:
         fake.answer("sbatch", "--test-only", err=err, code=1)
     assert says in refused(capsys, "claim-1")
-    assert slurm.manifests(store) == {} and not list((store.root / "slurm").glob("*"))
+    assert slurm.manifests(store) == {} and {path.name for path in (store.root / "slurm").glob("*")} <= {".submitting"}
     assert not fake.calls("scancel") and not any("--dependency=afterany:100" in call for call in fake.calls("sbatch"))
 
 
@@ -223,6 +224,57 @@ def test_without_its_judge_the_array_is_cancelled(fake: FakeSlurm, store: Store,
     fake.answer("sbatch", "--dependency", err="sbatch: error: Job dependency problem\n", code=1)
     assert "Job dependency problem" in refused(capsys, "claim-1")
     assert fake.calls("scancel") == [["100"]]
+
+
+def test_an_array_that_cannot_be_cancelled_either_is_named(fake: FakeSlurm, store: Store, capsys) -> None:
+    lost = "error: Unable to contact slurm controller (connect failure)\n"
+    fake.answer("sbatch", "--dependency", err=f"sbatch: {lost}", code=1)
+    fake.answer("scancel", err=f"scancel: {lost}", code=1)
+    assert run(lambda: submit.main(["claim-1"])) == 2
+    said = capsys.readouterr().err.splitlines()
+    why = "Unable to contact slurm controller (connect failure)"
+    assert said == [f"job 100 goes on without a judge: scancel: {why}", f"error: sbatch: {why}"]
+
+
+def test_an_interrupt_between_array_and_judge_leaves_neither(fake: FakeSlurm, store: Store, monkeypatch) -> None:
+    ask = submit.slurm_client.submitted
+
+    def interrupted(command: list[str]) -> str:
+        if any(word.startswith("--dependency") for word in command):
+            raise KeyboardInterrupt
+        return ask(command)
+
+    monkeypatch.setattr(submit.slurm_client, "submitted", interrupted)
+    assert run(lambda: submit.main(["claim-1"])) == 130
+    assert fake.calls("scancel") == [["100"]]
+
+
+def test_a_submit_that_was_not_answered_keeps_what_its_tasks_would_need(fake: FakeSlurm, store: Store, capsys) -> None:
+    """Slurm may have taken the array; then the next submit finds it in the queue."""
+    late = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
+    fake.answer("sbatch", "--array=", err=late, code=1)
+    fake.answer("sbatch", "--test-only")
+    assert "Socket timed out" in refused(capsys, "claim-1")
+    made = only(store)
+    fake.answer("squeue", out="".join(f"kvcert-{made.run}|100_{i}|PENDING|Priority\n" for i in range(3)))
+    assert submit.main(["claim-1"]) == 0
+    assert "all 3 missing units are in the queue already" in capsys.readouterr().out
+
+
+def test_a_store_that_cannot_be_written_is_one_line(fake: FakeSlurm, store: Store, monkeypatch, capsys) -> None:
+    """The disk gets full when the manifest is written: nothing is submitted, and no empty run stays."""
+    write = Path.open
+
+    def full(path: Path, *arguments: object, **more: object) -> object:
+        if path.parent.parent == store.root / "slurm":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    assert "No space left on device" in refused(capsys, "claim-1")
+    monkeypatch.undo()
+    assert not fake.calls("sbatch", "--test-only")
+    assert [path.name for path in (store.root / "slurm").iterdir()] == [".submitting"]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +334,34 @@ def test_without_slurm_nothing_is_tried(fake: FakeSlurm, store: Store, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no sbatch on this machine" in refused(capsys, "claim-1")
     assert not store.root.exists()
+
+
+def test_nodes_that_are_away_today_are_a_note(fake: FakeSlurm, store: Store, capsys) -> None:
+    """Before maintenance, say: sbatch takes the array, and it waits."""
+    fake.answer("sbatch", "--test-only", err=NODE, code=1)
+    fake.answer("sinfo", "%T", out="up|drained\n")
+    assert submit.main(["claim-1"]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(
+        "note: sbatch: allocation failure: Requested node configuration is not available, for now"
+    )
+    assert "job 100, and judge 101 after it" in said.out
+
+
+def test_units_in_a_queue_that_cannot_be_seen_are_not_submitted_again(fake, store: Store, monkeypatch, capsys) -> None:
+    assert submit.main(["claim-1"]) == 0
+    capsys.readouterr()
+    (fake.folder / "squeue").rename(fake.folder / "hidden")
+    monkeypatch.setenv("PATH", str(fake.folder))
+    assert "no squeue on this machine" in refused(capsys, "claim-1")
+    assert len(fake.calls("sbatch", "--test-only")) == 2
+
+
+def test_two_submits_at_once_submit_once(fake: FakeSlurm, store: Store, capsys) -> None:
+    with slurm.submitting(store):
+        assert "another submit to" in refused(capsys, "claim-1") and not fake.calls("sbatch", "--test-only")
+        assert submit.main(["claim-1", "--dry-run"]) == 0
+    assert submit.main(["claim-1"]) == 0
 
 
 def test_a_controller_that_is_down_is_reported_before_planning(fake: FakeSlurm, store: Store, capsys) -> None:
@@ -380,6 +460,7 @@ def task(fake: FakeSlurm, monkeypatch, capsys) -> Callable[..., tuple[int, list[
         capsys.readouterr()
         monkeypatch.setattr(replay_cells, "decode", told)
         code = slurm_task.main([fake.calls("sbatch", "--test-only")[0][-1]])
+        assert {number: signal.getsignal(number) for number in before} == before
         return code, capsys.readouterr().out.splitlines()
 
     return once
@@ -423,6 +504,21 @@ def test_told_to_end_it_abandons_its_example_and_asks_for_nothing(fake: FakeSlur
     assert len(rows(store.root)) == 10 * 3 * 2 * 2 * 2 and not store.journals()
 
 
+def test_told_to_end_where_nobody_heard_it_asks_for_nothing_either(fake, store: Store, task, monkeypatch) -> None:
+    """A cancelled job must not put itself back into the queue, even where something swallowed what interrupted it."""
+    submit_ten(store)
+    end = slurm_task.Signals._end
+
+    def unheard(signals: slurm_task.Signals, *arguments: Any) -> None:
+        with suppress(slurm_task.Ended):
+            end(signals, *arguments)
+
+    monkeypatch.setattr(slurm_task.Signals, "_end", unheard)
+    code, said = task({2: (signal.SIGTERM,)})
+    assert code == 143 and said[-1].startswith("told to end: ") and not fake.calls("scontrol", "show")
+    assert sum(line.endswith(": done") for line in said) == 2
+
+
 def test_the_end_that_its_own_requeue_brings_is_no_failure(fake: FakeSlurm, store: Store, task) -> None:
     submit_ten(store)
     (fake.folder / "scontrol").write_text("#!/bin/sh\nkill -TERM $PPID\nkill -TERM $$\n")  # all of the job
@@ -458,7 +554,6 @@ def test_without_a_finished_example_it_does_not_come_back_for_ever(
     assert code == 1 and "no example was finished within None; expected a longer launcher.time" in said[-1]
     assert not fake.calls("scontrol", "show") and not store.unit_files()
 
-        assert {number: signal.getsignal(number) for number in before} == before
 
 def until(task: subprocess.Popen[str], words: str, times: int) -> None:
     """Wait until a task has said some words so often."""
@@ -504,21 +599,6 @@ def test_failed_examples_are_tried_once_more_a_submit(fake: FakeSlurm, store: St
         return code, capsys.readouterr().out.splitlines()[-1]
 
     assert submit.main(["claim-1"]) == 0
-def test_told_to_end_where_nobody_heard_it_asks_for_nothing_either(fake, store: Store, task, monkeypatch) -> None:
-    """A cancelled job must not put itself back into the queue, even where something swallowed what interrupted it."""
-    submit_ten(store)
-    end = slurm_task.Signals._end
-
-    def unheard(signals: slurm_task.Signals, *arguments: Any) -> None:
-        with suppress(slurm_task.Ended):
-            end(signals, *arguments)
-
-    monkeypatch.setattr(slurm_task.Signals, "_end", unheard)
-    code, said = task({2: (signal.SIGTERM,)})
-    assert code == 143 and said[-1].startswith("told to end: ") and not fake.calls("scontrol", "show")
-    assert sum(line.endswith(": done") for line in said) == 2
-
-
     assert tried("no memory") == (1, "done: 2 examples computed, 2 failed")
     assert tried("no memory") == (0, "done: 0 examples computed, 0 failed")
     assert submit.main(["claim-1"]) == 0
@@ -617,6 +697,7 @@ def test_the_script_becomes_its_command_with_every_word_as_it_was(tmp_path: Path
     fixed = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
     assert fixed.items() <= environment.items()
     assert script(str(tmp_path), "", "/bin/sh", "-c", "exit 7").returncode == 7
+    assert script(str(tmp_path), "", "-a", "x", "/bin/true").returncode == 127  # a word, no option of bash's own exec
 
 
 def test_the_script_is_replaced_by_python_and_survives_an_early_warning(tmp_path: Path) -> None:
@@ -636,4 +717,3 @@ def test_the_script_loads_modules_and_names_a_folder_that_the_node_lacks(tmp_pat
     lost = script(str(tmp_path / "nowhere"), "", "echo", "ran")
     assert lost.returncode == 2 and lost.stdout == ""
     assert f"does not see {tmp_path / 'nowhere'}; expected a disk that all nodes share" in lost.stderr
-    assert script(str(tmp_path), "", "-a", "x", "/bin/true").returncode == 127  # a word, no option of bash's own exec
