@@ -109,7 +109,12 @@ def run(main: Callable[[], int], interrupted: str = STORED) -> int:
 
 
 def _variable(name: str) -> str | None:
-    return os.environ.get(name, "").strip() or None
+    text = os.environ.get(name, "").strip()
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # parquet takes no such path, and a plan no such text
+        raise UserError(f"{name}={text!r:.200}: expected text in UTF-8") from None
+    return text or None
 
 
 def _words(name: str, expected: str) -> tuple[str, ...]:

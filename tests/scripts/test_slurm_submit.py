@@ -292,6 +292,8 @@ def test_a_store_that_cannot_be_written_is_one_line(fake: FakeSlurm, store: Stor
         ({"ARGS": "launcher.time=61"}, "launcher.time: 61 where text was expected"),
         ({"STORE": "/tmp/back\\slash"}, "a backslash in a log's path"),
         ({"DRY_RUN": "maybe"}, "DRY_RUN=maybe: expected 1"),
+        ({"STORE": "/tmp/a\udcff"}, "STORE='/tmp/a\\udcff': expected text in UTF-8"),
+        ({"MODEL": "/tmp/a\udcff"}, "MODEL='/tmp/a\\udcff': expected text in UTF-8"),
         ({"MODEL": "no/such/model"}, "expected a .gguf file"),
         ({"PROFILE": "huge"}, "expected one of smoke"),
     ],
