@@ -344,9 +344,8 @@ def test_nodes_that_are_away_today_are_a_note(fake: FakeSlurm, store: Store, cap
     fake.answer("sinfo", "%T", out="up|drained\n")
     assert submit.main(["claim-1"]) == 0
     said = capsys.readouterr()
-    assert said.err.startswith(
-        "note: sbatch: allocation failure: Requested node configuration is not available, for now"
-    )
+    why = "sbatch: allocation failure: Requested node configuration is not available"
+    assert said.err == f"note: {why}, for now or for ever: nodes are down, drained or reserved\n"
     assert "job 100, and judge 101 after it" in said.out
 
 
