@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     store, launcher = Store(chosen.store.absolute()), _launcher(chosen)
     if not dry:
         slurm_client.require_slurm()
-    for words in slurm_client.require_taken(launcher):
+    for words in dict.fromkeys(slurm_client.require_taken(launcher)):
         print(f"note: {words}, for now or for ever: nodes are down, drained or reserved", file=sys.stderr)
     most = min(launcher.tasks, slurm_client.max_array())
     claims = list(registry.claims) if options.claim == "all" else [registry.claim(options.claim).id]
