@@ -54,7 +54,8 @@ def forest(axes: "Axes", names: Sequence[str], series: Mapping[str, Sequence[Est
         )
     for i in range(len(names)):
         if all(found[i]["estimate"] is None for found in series.values()):
-            axes.text(at, i, " undefined", va="center", fontsize=7, color=GREY)
+            inside = axes.get_yaxis_transform()  # a place in data may lie far outside where nothing has a value
+            axes.text(0.02, i, "undefined", va="center", fontsize=7, color=GREY, transform=inside)
     axes.axvline(at, **LINE)
     axes.set_yticks(np.arange(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)

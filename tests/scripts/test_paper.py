@@ -16,7 +16,7 @@ from scripts import paper
 
 SOURCES = ("main.tex", "refs.bib", "latexmkrc")
 TEXT = (ROOT / "paper" / "main.tex").read_text()
-NAMED = re.compile(r"\\(kv|range|judged|whether|shown|listed|every|kvend)(?:\[[\d.]+\])?\{([^}]*)\}")
+NAMED = re.compile(r"\\(kv|known|range|judged|whether|shown|listed|every|kvend)(?:\[[\d.]+\])?\{([^}]*)\}")
 
 
 @pytest.fixture(scope="module")
