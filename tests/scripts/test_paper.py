@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from conftest import ROOT
 
 from analysis import figures, latex
 from analysis.study import Study, study
+from runs.errors import UserError
 from scripts import paper
 
 SOURCES = ("main.tex", "refs.bib", "latexmkrc")
@@ -76,9 +78,13 @@ def test_every_key_exists_or_waits_for_rows(small: Study, made: dict[str, bytes]
 
 
 def test_equal_rows_give_equal_bytes_and_what_is_absent_says_so(folder: Path) -> None:
-    first = paper.build(folder).read_bytes()
-    shutil.rmtree(folder / "build")
-    assert paper.build(folder).read_bytes() == first
+    """Also where two are at it, and a third was killed while LaTeX wrote what it reads again."""
+    (folder / "build").mkdir()
+    (folder / "build" / "main.aux").write_text(r"\@writefile{toc}{")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: paper.build(folder).read_bytes(), range(2))
+    assert first == second
+    assert {path.name for path in (folder / "build").iterdir()} == {"main.aux", "main.pdf"}
     text = read(folder / "build" / "main.pdf")
     assert "synthetic rows" in text and "not evaluated" in text and "LOCK version" in text
     assert "??" not in text
@@ -86,14 +92,35 @@ def test_equal_rows_give_equal_bytes_and_what_is_absent_says_so(folder: Path) ->
 
 def test_what_stops_latex_is_named(folder: Path) -> None:
     (folder / "tables" / "verdicts.tex").unlink()
-    with pytest.raises(LookupError, match=r"LaTeX stopped.*tables/verdicts"):
+    (folder / "build").mkdir()
+    (folder / "build" / "main.pdf").write_text("of other rows")
+    with pytest.raises(LookupError, match=r"LaTeX stopped.*tables/verdicts.*build/main\.log"):
         paper.build(folder)
+    assert [path.name for path in (folder / "build").iterdir()] == ["main.log"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "build").write_text("no folder")
+    with pytest.raises(UserError, match=r"cannot write .*build/main\.pdf.*expected"):
+        paper.build(tmp_path)
+
+
+def test_where_the_log_names_no_error_the_line_still_says_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("latexmk", "pdflatex"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 12\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LookupError, match="latexmk says 12 and the log names no error"):
+        paper.build(tmp_path)
 
 
 def test_without_latex_everything_else_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(paper.figures, "main", lambda _: 0)
+    monkeypatch.setattr(paper, "ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert paper.main([]) == 1
     said = capsys.readouterr().err
