@@ -7,14 +7,16 @@ from types import UnionType
 from typing import Any
 
 from analysis.text import sentence, three
+from analysis.verdict import INCONCLUSIVE, KILLED, NOT_EVALUATED, SUPPORTED
 from runs.errors import UserError
 from runs.registry import Registry
 
 PUBLISHED = "analysis/published"
 KEYS: Mapping[str, type | UnionType] = {
-    "verdict": str, "profile": str, "population": str | None, "deviations": list, "design": str, "judging": str,
+    "id": str, "verdict": str, "profile": str, "population": str | None, "deviations": list, "design": str, "judging": str,
     "strata": list,
 }  # fmt: skip
+OUTCOMES = (SUPPORTED, KILLED, INCONCLUSIVE, NOT_EVALUATED)
 BEGIN, END = "<!-- verdicts:begin -->", "<!-- verdicts:end -->"
 
 
@@ -24,7 +26,7 @@ def read(folder: Path, claim_id: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: no verdict ({error}); expected the JSON that judging writes") from None
     if not isinstance(result, dict):
@@ -32,7 +34,14 @@ def read(folder: Path, claim_id: str) -> dict[str, Any] | None:
     for key, kind in KEYS.items():
         if not isinstance(result.get(key), kind) or key not in result:
             raise UserError(f"{path}: {key} is {str(result.get(key))[:40]!r}; expected the JSON that judging writes")
+    for key, known in (("id", (claim_id,)), ("verdict", OUTCOMES)):
+        if result[key] not in known:
+            raise UserError(f"{path}: {key} is {result[key][:40]!r}; expected {' or '.join(known)}")
     return result
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is no number of a verdict")
 
 
 def verdicts(registry: Registry, folder: Path) -> str:
@@ -42,12 +51,17 @@ def verdicts(registry: Registry, folder: Path) -> str:
         result = read(folder, claim.id)
         outcome, _, rest = (sentence(result) if result else "NOT_EVALUATED not run yet").partition(" ")
         try:
-            numbers = "<br>".join(estimates(result)) if result else "-"
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            numbers = "<br>".join(map(_plain, estimates(result))) if result else "-"
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             where = folder / f"{claim.id}.json"
             raise UserError(f"{where}: strata of another form ({error!r}); expected what judging writes") from None
-        lines.append(f"| {claim.id} | {claim.title} | **{outcome}** {rest} | {numbers} | {claim.paper_text} |")
+        lines.append(f"| {claim.id} | {claim.title} | **{outcome}** {_plain(rest)} | {numbers} | {claim.paper_text} |")
     return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """A name of a verdict in a cell of the table, which it does not leave."""
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
 
 
 def estimates(result: Mapping[str, Any]) -> list[str]:

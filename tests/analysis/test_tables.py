@@ -11,8 +11,8 @@ from runs.errors import UserError
 REGISTRY = prereg.load()
 STRATUM = {"name": "budget 25 %", "measures": {"coverage": {"estimate": 0.97, "low": 0.96, "high": 0.98}}}
 RESULT = {
-    "verdict": "SUPPORTED", "profile": "laptop", "population": "a model; some texts", "deviations": [], "strata": [STRATUM],
-    "design": "1", "judging": "2",
+    "id": "claim-1", "verdict": "SUPPORTED", "profile": "laptop", "population": "a model; some texts", "deviations": [],
+    "strata": [STRATUM], "design": "1", "judging": "2",
 }  # fmt: skip
 
 
@@ -35,6 +35,15 @@ def test_a_model_is_named_once_and_the_measures_of_a_stratum_share_a_line(tmp_pa
     )
 
 
+def test_a_name_leaves_no_cell_of_the_table(tmp_path) -> None:
+    evil = f"a | b\n{END} <script>"
+    (tmp_path / "claim-1.json").write_text(
+        json.dumps(RESULT | {"population": evil, "strata": [STRATUM | {"name": evil}]})
+    )
+    row = verdicts(REGISTRY, tmp_path).splitlines()[2]
+    assert row.count(" | ") == 4 and row.count(r"a \| b &lt;!-- verdicts:end --> &lt;script>") == 2
+
+
 def test_strata_without_rows_are_counted_and_not_listed(tmp_path) -> None:
     empty = {"name": "another", "measures": {}}
     (tmp_path / "claim-1.json").write_text(json.dumps(RESULT | {"strata": [STRATUM, empty, empty]}))
@@ -42,7 +51,7 @@ def test_strata_without_rows_are_counted_and_not_listed(tmp_path) -> None:
 
 
 def test_deviations_are_told(tmp_path) -> None:
-    (tmp_path / "claim-2.json").write_text(json.dumps(RESULT | {"deviations": [{"date": "2026-01-01"}]}))
+    (tmp_path / "claim-1.json").write_text(json.dumps(RESULT | {"deviations": [{"date": "2026-01-01"}]}))
     assert "some texts, with deviations" in verdicts(REGISTRY, tmp_path)
 
 
@@ -74,9 +83,11 @@ def test_a_file_that_is_no_verdict_is_named_in_one_line(tmp_path, text) -> None:
 @pytest.mark.parametrize(
     "over",
     [{"population": 1}, {"deviations": None}, {"strata": None}, {"strata": [1]}, {"strata": [{"name": "a"}]},
-     {"strata": [{"name": "a", "measures": {"m": {"estimate": "x", "low": 0, "high": 1}}}]}],
+     {"strata": [{"name": "a", "measures": {"m": {"estimate": "x", "low": 0, "high": 1}}}]}, {"id": "claim-2"},
+     {"strata": [{"name": "a", "measures": {"m": {"estimate": 10**400, "low": 0, "high": 1}}}]}, {"verdict": "SUPORTED"},
+     {"strata": [{"name": "a", "measures": {"m": {"estimate": float("inf"), "low": 0, "high": 1}}}]}, {"verdict": ""}],
 )  # fmt: skip
 def test_a_verdict_of_another_form_is_named_in_one_line(tmp_path, over) -> None:
-    (tmp_path / "claim-2.json").write_text(json.dumps(RESULT | over))
-    with pytest.raises(UserError, match=r"claim-2\.json: .*expected"):
+    (tmp_path / "claim-1.json").write_text(json.dumps(RESULT | over))
+    with pytest.raises(UserError, match=r"claim-1\.json: .*expected"):
         verdicts(REGISTRY, tmp_path)

@@ -43,6 +43,7 @@ def write(folder, **over):
     locked = prereg.read_lock(folder).claims["claim-1"]
     (folder / "analysis" / "out").mkdir(parents=True)
     result = {
+        "id": "claim-1",
         "verdict": "KILLED",
         "profile": "laptop",
         "population": "a model",
