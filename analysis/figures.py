@@ -5,6 +5,7 @@ A claim's figure is an entry of DRAWN in one of the modules figures_*.py; any ot
 
 import hashlib
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
@@ -19,6 +20,7 @@ from analysis.figures_tasks import MARK, Result, nothing
 from analysis.frame import write
 from analysis.study import SYNTHETIC, Picture, Study, numbers
 from analysis.text import sentence
+from runs.errors import UserError
 from runs.registry import ROOT, Registry
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 STYLE = ROOT / "paper" / "matplotlibrc"
 GRID = 2.0**20  # places to a millionth of a figure
+WORD = re.compile(r"(\S{24})\S{3,}(\S{23})")  # longer than a label has room for
 METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # no clock in a file
 DRAWN: dict[str, Callable[["Figure", pd.DataFrame, Result], None]] = {
     **figures_replay.DRAWN,
@@ -105,13 +108,20 @@ def drawn(study: Study, picture: Picture, points: pd.DataFrame, kinds: Sequence[
 
 
 def rendered(paint: Callable[["Figure"], None], kinds: Sequence[str], synthetic: bool) -> list[bytes]:
-    """What paint puts on an empty figure in the project's style, as files; synthetic: of made-up rows, it says so."""
-    import matplotlib as mpl  # here, because it takes longer to import than to judge
+    """What paint puts on an empty figure in the project's style, as files; synthetic: of made-up rows, it says so.
+
+    Raises UserError where matplotlib refuses the environment.
+    """
+    try:
+        import matplotlib as mpl  # here, because it takes longer to import than to judge
+    except ValueError as error:
+        raise UserError(f"matplotlib does not start: {error}; expected no MPLBACKEND=, or one of these") from None
     from matplotlib.figure import Figure
 
     with mpl.rc_context(fname=STYLE):
         figure = Figure(layout=_layout())
         paint(figure)
+        _spell(figure)
         if synthetic:
             mark: dict[str, Any] = {
                 "ha": "center",
@@ -140,8 +150,29 @@ def points_of(study: Study, picture: Picture) -> pd.DataFrame:
 def _key(result: Result) -> str:
     known = {name: value for name, value in result.items() if name not in ("store", "next")}
     drawing = sorted(Path(__file__).parent.glob("figures*.py"))
-    parts = [json.dumps(known, sort_keys=True), *(path.read_text() for path in drawing), STYLE.read_text()]
+    parts = [json.dumps(known, sort_keys=True), *(path.read_text("utf-8") for path in (*drawing, STYLE))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _spell(figure: "Figure") -> None:
+    """Names are data: a dollar begins no formula, what the font lacks is told by its code, a long word loses its middle."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    font = get_font(findfont(FontProperties()))
+
+    def spelled(text: str) -> str:
+        has = {char: char == "\n" or (char.isprintable() and font.get_char_index(ord(char))) for char in set(text)}
+        known = (char if has[char] else f"U+{ord(char):04X}" for char in text)
+        return WORD.sub(r"\1…\2", "".join(known)).replace("$", r"\$")
+
+    for text in figure.findobj(Text):
+        text.set_text(spelled(text.get_text()))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        named = axis.get_major_formatter()
+        if isinstance(named, FuncFormatter):  # of labels that were given: it writes them anew
+            axis.set_major_formatter(FuncFormatter(lambda x, k, named=named: spelled(named(x, k))))
 
 
 def _layout() -> "LayoutEngine":

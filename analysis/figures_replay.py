@@ -161,7 +161,7 @@ def _architectures(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     axes = figure.subplots()
     keys = ("coverage", "coverage_normal", "coverage_assisted")
     forest(axes, [name for name, _ in found], {RULES[key][2]: [of[key] for _, of in found] for key in keys}, TARGET)
-    axes.set_xlabel("share of cells covered, with 95 % intervals; dashed: the promise")
+    axes.set_xlabel("share of cells covered, with 95 % intervals; dashed: the promise", loc="right")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3)
 
 
@@ -172,8 +172,9 @@ def _errors(study: Study) -> pd.DataFrame:
     """Median of err / ||o|| by model, budget and design; Woodruff's intervals over documents."""
     found = []
     claim, names = study.claim("claim-2"), {name: column for column, (*_, name) in DESIGNS.items()}
-    for (model, budget), rows in study.rows("claim-2").groupby(["model", "budget"], sort=False):
-        cells = Cells(str(model), rows[rows["full_norm"] > 0], claim.cluster)
+    known = study.rows("claim-2").query("full_norm > 0")
+    for (model, budget), rows in known.groupby(["model", "budget"], sort=False):
+        cells = Cells(str(model), rows, claim.cluster)
         boot = cells.bootstrap(*study.draws)
         for name, column in names.items():
             middle = median(cells[column] / cells["full_norm"], cells.cluster, boot)

@@ -120,6 +120,9 @@ def _roc(figure: "Figure", _: Study, points: pd.DataFrame) -> None:
             axes.set_xticks(np.linspace(0, 1, 6))
             axes.set_yticks(np.linspace(0, 1, 6))
             axes.set_xlabel("false positive rate")
+            if own.empty:  # one of the two classes has no answer
+                axes.text(0.5, 0.3, "undefined", ha="center", fontsize=7, color=GREY)
+                continue
             axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), title="AUC with 95 % interval", title_fontsize=7.5,
                         alignment="left")  # fmt: skip
         row[0].set_ylabel("true positive rate")

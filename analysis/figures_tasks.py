@@ -83,7 +83,7 @@ def differences(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     axes = figure.subplots()
     series = {said[key]: [of[key] for _, of in found] for key in names}
     forest(axes, [name for name, _ in found], series, threshold(result, "difference"))
-    axes.set_xlabel("difference in score, mean over tasks, with 95 % intervals; dashed: the threshold")
+    axes.set_xlabel("difference in score, mean over tasks, with 95 % intervals; dashed: the threshold", loc="right")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
 
 
@@ -142,7 +142,7 @@ def points(figure: "Figure", _: pd.DataFrame, result: Result) -> None:
     axes = figure.subplots()
     forest(axes, names, series, threshold(result, "mean_auc"))
     axes.axhline(len(names) - 1.5, color=GREY, lw=0.6)
-    axes.set_xlabel("AUC, failure against success, with 95 % intervals; dashed: the threshold")
+    axes.set_xlabel("AUC, failure against success, with 95 % intervals; dashed: the threshold", loc="right")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
 
 

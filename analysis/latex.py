@@ -27,6 +27,7 @@ SPECIAL = {char: rf"\{char}" for char in "&%$#_{}"} | {
 PREAMBLE = rf"""\newcommand\kvset[2]{{\expandafter\def\csname kv@#1\endcsname{{#2}}}}
 \newcommand\kv[1]{{\ifcsname kv@#1\endcsname\csname kv@#1\endcsname\else {NOT_EVALUATED}\fi}}
 """
+PRINTED = re.compile("[ -~\u00a0-ÿ–—‘’“”…]")  # what the paper's font has, of which no name is sure
 LONG = 45  # rows of a table that goes over pages
 WIDE = 20  # characters of a text that is broken into lines
 FULL = 60  # characters from which on a text gets lines, not width
@@ -35,8 +36,8 @@ SAID = ("verdict", "title", "question", "population", "profile", "paper", "rows"
 
 
 def escaped(text: str) -> str:
-    """Plain text as LaTeX prints it."""
-    return "".join(SPECIAL.get(char, char) for char in text)
+    """Plain text as LaTeX prints it; a character that the paper's font lacks is told by its code."""
+    return "".join(SPECIAL.get(char) or (char if PRINTED.match(char) else f"U+{ord(char):04X}") for char in text)
 
 
 def files(study: Study) -> Iterator[tuple[str, bytes]]:
@@ -143,7 +144,7 @@ def of_study(study: Study) -> dict[str, str]:
 
 def of_design(study: Study) -> dict[str, str]:
     """Constants that were fixed beforehand: of the certified policy, of every verdict, of each claim, sizes of each grid."""
-    policy = yaml.safe_load((study.root / "configs" / "policy" / "certified.yaml").read_text())
+    policy = yaml.safe_load((study.root / "configs" / "policy" / "certified.yaml").read_text("utf-8"))
     groups = {"policy": policy, "rules": asdict(study.rules)}
     groups |= {f"params.{name}": study.claim(name).params for name in study.judged}
     for name, grid in study.registry.grids.items():

@@ -67,9 +67,10 @@ class Study:
         return [f"{one['id']} {NOT_EVALUATED}: {'; '.join(one['reasons'])}" for one in empty]
 
     def marks(self, claims: Sequence[str]) -> list[str]:
-        """What must stand on everything made from the rows of these claims: made-up rows, cells missing or failed."""
+        """What must stand on all that is made from the rows of these claims: made up, of other data, missing, failed."""
         results = [self.result(claim_id) for claim_id in claims]
         said = [SYNTHETIC] if any(result["synthetic"] for result in results) else []
+        said += filter(None, (elsewhere(self.request, result) for result in results))
         for result in results:
             lack = [key for key in ("missing", "failed") if result[key] and result["beside"]]
             said += [f"{result[key]:,} of {result['planned']:,} cells {key}" for key in lack]
@@ -108,6 +109,12 @@ def asked(store: Store, grid: str, profile: str, request: Request) -> Request:
     stored = [header["request"] for header in store.plans() if (header["grid"], header["profile"]) == (grid, profile)]
     others = [one for one in stored if {**one, "data": None} == {**request, "data": None}]
     return others[0] if len(others) == 1 else request
+
+
+def elsewhere(typed: Request, result: Mapping[str, Any]) -> str:
+    """What must be said of a verdict from other data than the user named."""
+    found = result["request"]["data"]
+    return f"{result['id']}: rows of DATA={found}" if typed["data"] and found not in (None, typed["data"]) else ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import argparse
 import sys
 from dataclasses import replace
 
-from analysis.study import asked
+from analysis.study import asked, elsewhere
 from analysis.text import sentence
 from runs.registry import ROOT, load
 from runs.store import Store
@@ -21,6 +21,8 @@ def main(argv: list[str] | None = None) -> int:
         data = asked(Store(chosen.store), claim.grid, chosen.profile, chosen.request)["data"]
         found, _ = judged(claim.id, replace(chosen, data=str(data) if data else None))
         print(f"{claim.id:12} {claim.title:28} {sentence(found.result)}", flush=True)
+        if said := elsewhere(chosen.request, found.result):
+            print(f"{'':12} {said}")
     return 0
 
 

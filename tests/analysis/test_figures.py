@@ -1,7 +1,12 @@
 """Figures: equal rows give equal bytes, nothing is drawn twice, and odd rows do not break them."""
 
 import hashlib
+import html
+import os
+import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import planted
@@ -160,3 +165,58 @@ def test_a_panel_without_a_cell_to_show_stays_empty(tmp_path) -> None:
     planted.fill(root, made, planted.rows(made, 0.9, 0.5, change=change))
     found = judged("claim-2", root=root, rules=RULES)
     assert len(figures.draw("claim-2", found.frame, found.result, tmp_path)) == 2
+
+
+# ---------------------------------------------------------------- names, and the environment
+
+
+def test_a_name_is_no_formula_and_is_told_where_the_font_lacks_it(tmp_path, monkeypatch) -> None:
+    """In a title, a legend and at an axis; a text that turns the direction of writing would change what is read."""
+    style = tmp_path / "matplotlibrc"
+    style.write_text(f"{figures.STYLE.read_text()}\nsvg.fonttype: none\n")
+    monkeypatch.setattr(figures, "STYLE", style)
+    name = "a$b^{$ \\$ \u6a21\u202e\x07 " + "abcdefgh" * 20
+
+    def paint(figure) -> None:
+        axes = figure.subplots()
+        axes.plot([1, 100], [0, 0], label=name)
+        axes.set_xscale("log")
+        axes.set_yticks([0], [name])
+        axes.set_title(name)
+        axes.legend()
+
+    (image,) = figures.rendered(paint, ("svg",), synthetic=False)
+    text = html.unescape(re.sub("<[^>]+>", "", image.decode()))
+    assert text.count("a$b^{$ \\$ U+6A21U+202EU+0007 " + "abcdefgh" * 3 + "…" + "bcdefgh" + "abcdefgh" * 2) == 3
+    assert "mathdefault" not in text, "the numbers at a logarithmic axis are formulas"
+
+
+@pytest.mark.parametrize("claim", ["claim-3", "extension-4", "extension-5"])
+def test_a_long_name_pushes_no_label_out_of_the_figure(claim) -> None:
+    """An axis that is narrow beside its names is narrower than what stands below it."""
+    name, seen = "DeepSeek-R1-Distill-Qwen-1.5B-Instruct-GGUF-Q4, 16,384 tokens", []
+    estimate = dict(zip(("estimate", "low", "high"), (0.5, 0.4, 0.6), strict=True))
+    of = dict.fromkeys(("difference", "coverage", "coverage_normal", "coverage_assisted"), estimate)
+    of |= dict.fromkeys(("mean_auc", "mean_auc_logprob"), estimate)
+    point = {f"{name}, key_value_retrieval": estimate}
+    of |= {"auc_point": point, "auc_logprob_point": point}
+    result = {"strata": [{"name": name, "measures": of}], "beside": {name: of}, "rules": {"supported_if": ""}}
+
+    def paint(figure) -> None:
+        figure.set_dpi(72)  # that of an SVG, in which its texts are measured
+        figures.DRAWN[claim](figure, None, result)
+        seen.append(figure)
+
+    figures.rendered(paint, ("svg",), synthetic=False)
+    for axes in seen[0].axes:
+        label, all_of_it = axes.xaxis.label.get_window_extent(), seen[0].bbox
+        assert axes.get_xlabel() and label.x0 >= 0 and label.x1 <= all_of_it.x1 + 1
+
+
+def test_a_locale_without_letters_changes_nothing_and_a_backend_that_is_none_is_a_line() -> None:
+    code = "from analysis import figures; print(figures._key({})); figures.rendered(print, (), False)"
+    odd = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "MPLBACKEND": "nonsense"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | odd, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{figures._key({})}\n"
+    assert "UserError: matplotlib does not start" in done.stderr.splitlines()[-1]

@@ -17,7 +17,7 @@ from conftest import ROOT
 from matplotlib.backends.backend_pdf import RendererPdf
 
 from analysis import figures, latex
-from analysis.study import Picture, Study, asked, numbers, study
+from analysis.study import Picture, Study, asked, elsewhere, numbers, study
 from analysis.tables_study import rows_of, tables
 from runs import prereg
 from runs.store import Store
@@ -157,6 +157,16 @@ def test_a_plan_is_found_wherever_its_data_lay_and_under_no_other_request(tmp_pa
     assert asked(store, "locomo", "smoke", typed) == typed, "which of two is meant cannot be known"
 
 
+def test_rows_of_other_data_than_were_asked_for_say_so() -> None:
+    result = studied().result("extension-3")
+    said = "extension-3: rows of DATA=locomo10.json"
+    for data, expected in ((None, ""), ("locomo10.json", ""), ("other.json", said)):
+        request = studied().request | {"data": data}
+        assert elsewhere(request, result) == expected
+        assert (said in replace(studied(), request=request).marks(["claim-1", "extension-3"])) == bool(expected)
+    assert elsewhere({**studied().request, "data": "other.json"}, studied().result("claim-1")) == ""
+
+
 def test_another_seed_changes_intervals_and_no_estimate() -> None:
     one, other = studied(), studied(seed=RULES.seed + 1)
     for claim_id in prereg.IDS:
@@ -182,6 +192,16 @@ def test_the_points_of_a_figure_are_all_that_it_needs() -> None:
         points = figures.points_of(found, picture)
         again = pd.read_csv(StringIO(points.to_csv(index=False)))
         assert figures.drawn(found, picture, again, ("svg",)) == figures.drawn(found, picture, points, ("svg",))
+
+
+def test_a_curve_or_a_norm_that_is_not_there_leaves_the_rest() -> None:
+    """Attribution without an inherent failure: the panel says so. Outputs of norm 0: no relative error."""
+    found, roc = studied(), figures.PICTURES["roc"]
+    points = figures.points_of(found, roc)
+    assert figures.drawn(found, roc, points[points["claim"] == "claim-5"])
+    judged = found.judged["claim-2"]
+    without = {"claim-2": replace(judged, frame=judged.frame.assign(full_norm=0.0))}
+    assert figures.points_of(replace(found, judged=without), figures.PICTURES["error"]).empty
 
 
 def test_no_point_is_said_and_not_drawn() -> None:
@@ -213,6 +233,7 @@ def test_what_is_in_a_table_cannot_be_a_command() -> None:
     assert r"a \& b & n \\" in made and r" & 1,234 \\" in made
     assert r"50 \% \textbackslash{}input\{x\} \$1\$ \#\_\allowbreak{}\{\}\textasciitilde{}\textasciicircum{}" in made
     assert made.count(r"\input") == 0
+    assert latex.escaped("λ模\t\u202e–é") == "U+03BBU+6A21U+0009U+202E–é"
 
 
 def test_a_long_table_goes_over_pages_and_broken_columns_fit_the_line() -> None:
@@ -267,11 +288,12 @@ def test_latex_prints_a_number_and_says_where_there_is_none(tmp_path) -> None:
     said = r"\typeout{[\kv{claim-1.rows}|\kv{claim-1.no-such}|\kv{claim-1.budget-12.5.coverage.interval}]}"
     packages = r"\usepackage[T1]{fontenc}\usepackage{booktabs,longtable,array}"
     inputs = "".join(rf"\input{{tables/{path.stem}}}\par" for path in sorted((tmp_path / "tables").iterdir()))
+    inputs += latex.escaped("".join(map(chr, range(0xA0, 0x100))) + "–—‘’“”…λ模\x07")
     (tmp_path / "t.tex").write_text(
         rf"\documentclass{{article}}{packages}\input{{numbers/all}}\begin{{document}}{said}{inputs}\end{{document}}"
     )
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     interval = latex.of_claim(studied().result("claim-1"), "claim-1")["claim-1.budget-12.5.coverage.interval"]
     assert f"[1,008|not evaluated|{interval}]" in done.stdout
