@@ -12,6 +12,7 @@ from analysis import figures
 from analysis.study import Study, study
 from analysis.tables_study import rows_of, tables
 from analysis.text import render, three
+from runs.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,13 @@ class Shown:
 
 
 def opened(*claims: str) -> Study:
-    """Judge some claims from the rows of STORE (runs/store by default) under PROFILE (laptop by default)."""
+    """Judge some claims from the rows of STORE (runs/store by default) under PROFILE (laptop by default).
+
+    Raises UserError where STORE is no folder, else as `study`.
+    """
     store = os.environ.get("STORE")
+    if store and not Path(store).is_dir():
+        raise UserError(f"STORE={store}: no such folder; expected one that an earlier run has filled")
     return study(os.environ.get("PROFILE") or "laptop", store=Path(store) if store else None, only=claims)
 
 

@@ -10,6 +10,9 @@ import small_store
 from conftest import ROOT
 from nbclient import NotebookClient
 
+from analysis.look import opened
+from runs.errors import UserError
+
 FOLDER = ROOT / "analysis" / "notebooks"
 BOOKS = sorted(FOLDER.glob("*.ipynb"))
 
@@ -27,6 +30,13 @@ def test_it_holds_no_output_and_little_code(path: Path) -> None:
     code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None and cell["metadata"] == {} for cell in code)
     assert max(len(cell["source"]) for cell in code) <= 5, "load, call, look: what computes stands in a module"
+
+
+def test_a_store_that_is_not_there_is_named(monkeypatch, tmp_path: Path) -> None:
+    """As by the commands: a name that was mistyped is not a study without rows."""
+    monkeypatch.setenv("STORE", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"STORE=.*nowhere"):
+        opened("claim-1")
 
 
 @pytest.mark.slow
