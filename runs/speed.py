@@ -1,7 +1,7 @@
 """What serving costs on a CPU: decode steps, arms of one prefill, the replay; and how it grows."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,11 @@ def arms(count: int) -> list[Policy]:
 def twin(model: PreTrainedModel) -> PreTrainedModel:
     """The model once more, on the same weights, so that two sessions can be open at once."""
     return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
+
+
+def held_bytes(summary: Mapping[str, Any]) -> int:
+    """What a compressed prompt takes by a session's summary: its rows, their padding, the scalars beside them."""
+    return sum(summary[name] for name in ("prefix_bytes_after", "padding_bytes", "scalar_bytes"))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from runs.speed import decode_steps
-from runs.timing import Watch, interval, ratios
+from runs.timing import Watch, interval, medians, ratios
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def measured(shape: Shape, turns: int, watch: Watch) -> Iterator[dict[str, Any]]
                 "budget": budget,
                 "bytes": least,
                 "copy_bytes_per_s": copied,
-                "seconds": {name: interval(found)[0] for name, found in seconds.items()},
+                "seconds": medians(seconds),
                 "certified_over": {
                     name: dict(zip(("ratio", "low", "high"), interval(x), strict=True)) for name, x in of.items()
                 },
@@ -195,7 +195,7 @@ def whole_steps(shape: Shape, watch: Watch, layers: int = 4) -> dict[str, Any]:
     ids = torch.randint(config.vocab_size, (1, shape.ctx_tokens), generator=torch.Generator().manual_seed(0)).to("cuda")
     found = decode_steps(model, ids, 0.25, 20, watch)
     told = {name: found.summary[name] for name in ("kernel", "kernel_why")}
-    return {"layers": layers, "seconds": {name: interval(x)[0] for name, x in found.seconds.items()}, **told}
+    return {"layers": layers, "seconds": medians(found.seconds), **told}
 
 
 def headline(found: Mapping[str, Any]) -> bool:

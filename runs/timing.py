@@ -61,6 +61,11 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return median(ordered), ordered[max(k, 1) - 1], ordered[n - max(k, 1)]
 
 
+def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of each case's turns."""
+    return {name: median(values) for name, values in seconds.items()}
+
+
 def ratios(of: Sequence[float], over: Sequence[float]) -> list[float]:
     """of / over, turn by turn: what slows the machine for a while slows both."""
     return [a / b for a, b in zip(of, over, strict=True)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runs.errors import UserError
-from runs.timing import Entry, Watch, interval, ratios, slope
+from runs.timing import Entry, Watch, interval, medians, ratios, slope
 from scripts import bench_peers
 from scripts.compose import compose
 
@@ -74,7 +74,7 @@ class Bench:
 
 def decode(bench: Bench) -> None:
     """A decode step with and without certificate on the same retained cache, and with the full one; bytes."""
-    from runs.speed import decode_steps
+    from runs.speed import decode_steps, held_bytes
 
     bench.load()
     found = decode_steps(bench.model, bench.prompt(bench.size.ctx_tokens), 0.25, bench.size.steps, bench.watch)
@@ -83,11 +83,10 @@ def decode(bench: Bench) -> None:
         "decode_cert_over_plain", seconds["cert"], seconds["plain"], (f"{STEP}, certified", "without certificate")
     )
     bench.add("decode_plain_over_full", seconds["plain"], seconds["full"], (f"{STEP} at 25 %", "with the full cache"))
-    kept = held["prefix_bytes_after"] + held["padding_bytes"] + held["scalar_bytes"]
-    share = kept / held["prefix_bytes_before"]
+    share = held_bytes(held) / held["prefix_bytes_before"]
     said = ("cache at 25 %, padding and scalars included", "full cache")
     bench.entries.append(Entry("cache_bytes_fraction", "bytes", *said, share, share, share))
-    bench.beside["decode_s"] = {name: interval(x)[0] for name, x in seconds.items()}
+    bench.beside["decode_s"] = medians(seconds)
     bench.beside["kernel"] = {name: held[name] for name in ("kernel", "kernel_why")}
 
 
@@ -110,7 +109,7 @@ def arms(bench: Bench) -> None:
     bench.beside["arms"] = {
         "texts": size.arms,
         "equal_texts": equal,
-        "s": {k: interval(v)[0] for k, v in found.items()},
+        "s": medians(found),
     }
 
 
@@ -140,7 +139,7 @@ def replay(bench: Bench) -> None:
     bench.beside["replay"] = {
         "cells": cells,
         "share_of_model": share,
-        "s": {k: interval(v)[0] for k, v in found.items()},
+        "s": medians(found),
     }
 
 
@@ -152,8 +151,8 @@ def growth(bench: Bench) -> None:
     steps: dict[str, list[float]] = {"full": [], "plain": [], "cert": []}
     for ctx_tokens in bench.size.contexts:
         found = speed.decode_steps(bench.model, bench.prompt(ctx_tokens), 0.25, bench.size.grown, bench.watch)
-        for name, seconds in found.seconds.items():
-            steps[name].append(interval(seconds)[0])
+        for name, middle in medians(found.seconds).items():
+            steps[name].append(middle)
     counts, ids = bench.size.counts, bench.prompt(bench.size.ctx_tokens)
     turns = max(3, bench.size.grown // 3)
     arms_s = [interval(x)[0] for x in speed.together_steps(bench.model, ids, counts, turns, bench.watch).values()]

@@ -42,7 +42,7 @@ def main() -> None:
     from cert.policy import Policy
     from runs.models import load_model
     from runs.sources import resolve
-    from runs.speed import alone, arms, together
+    from runs.speed import alone, arms, held_bytes, together
 
     torch.set_num_threads(1)
     model = load_model(resolve(sys.argv[1]))
@@ -52,8 +52,7 @@ def main() -> None:
         name, budget = request["policy"], request["budget"]
         policy = Policy.preset(name) if name == "full" else Policy.preset(name, budget=budget)
         answer, summary = alone(model, ids, policy, request["tokens"])
-        kept = ("prefix_bytes_after", "padding_bytes", "scalar_bytes")
-        return {"answer": answer, "cache_bytes": sum(summary[name] for name in kept)}
+        return {"answer": answer, "cache_bytes": held_bytes(summary)}
 
     def several(request: Mapping[str, Any]) -> dict[str, Any]:
         ids = torch.tensor([request["ids"]], device=model.device)

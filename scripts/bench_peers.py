@@ -17,7 +17,7 @@ from typing import Any
 
 from runs.errors import UserError
 from runs.registry import ROOT
-from runs.timing import Entry, interval, ratios
+from runs.timing import Entry, Watch, interval, medians, ratios
 from scripts._cli import run
 
 ENVIRONMENT, PINS = ROOT / ".venv-kvpress", ROOT / "requirements.kvpress"
@@ -113,7 +113,7 @@ def compare(model: str, size: Size, said: Any) -> tuple[list[Entry], dict[str, A
     asked = (one["certified"]["seconds"], one["kvpress"]["seconds"]), (twelve["ours"], twelve["kvpress"])
     said_of = of.format(size.tokens), f"twelve arms on one prefill, {size.tokens} tokens each"
     said_over = over, "twelve runs of kvpress SnapKV"
-    unit = "seconds" if torch.cuda.is_available() else "CPU seconds of one thread"
+    unit = "seconds" if torch.cuda.is_available() else Watch.unit
     entries = [
         Entry(name, unit, a, b, *interval(ratios(*seconds)))
         for name, seconds, a, b in zip(NAMES, asked, said_of, said_over, strict=True)
@@ -172,7 +172,7 @@ def table(beside: Mapping[str, Any]) -> str:
         numbers = f"{interval(one['seconds'])[0]:9.2f} {one['peak_bytes'] / 1e6:9.0f} {one['cache_bytes'] / 1e6:9.1f}"
         lines.append(f"{name:10} {numbers} {'-' if score is None else f'{score:.2f}':>7}")
     lines += [f"full cache: score {beside['score']['full']:.2f}"] if beside["score"] else []
-    lines += [f"twelve, {name}: {interval(seconds)[0]:.1f} s" for name, seconds in beside["twelve"].items()]
+    lines += [f"twelve, {name}: {seconds:.1f} s" for name, seconds in medians(beside["twelve"]).items()]
     return "\n".join(lines)
 
 

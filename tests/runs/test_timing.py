@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from runs.timing import Watch, interval, machine, ratios, slope
+from runs.timing import Watch, interval, machine, medians, ratios, slope
 
 
 def test_cases_take_turns_in_alternating_order() -> None:
@@ -54,6 +54,7 @@ def test_without_values_there_is_no_median() -> None:
 
 def test_ratios_are_turn_by_turn() -> None:
     assert ratios([2, 9], [1, 3]) == [2, 3]
+    assert medians({"one": [3, 1, 8], "other": [1, 2]}) == {"one": 3, "other": 1.5}
     with pytest.raises(ValueError, match="zip"):
         ratios([1, 2], [1])
 
