@@ -21,7 +21,7 @@ from cert.certificate import (
     weight_variance,
 )
 from cert.design import protected_set, topk_set
-from cert.draw import uniforms
+from cert.draw import poisson_keep, uniforms
 from cert.policy import Policy
 from cert.scores import constant, knorm, snapkv, streaming, value_weighted
 from cert.silent import boundary_margin, retained_entropy
@@ -55,11 +55,16 @@ def replay_document(
     document: its SHA-256, which addresses the coins. policies: "certified", "topk" and "uniform"; budgets are set here.
     Undefined radii and margins are None; a NaN anywhere else raises FloatingPointError.
     """
+    even: dict[tuple[int, float], Tensor] = {}
     for layer, capture in decoded.layers.items():
         step = _Step(capture, config.heads)
         score = token_score(policies["certified"], capture, step.n)
         coins = uniforms(config.seed, document, layer, score.shape[0], step.n, device=score.device)
-        draws = [_draw(policies, budget, score, coins) for budget in config.budgets]
+        for budget in config.budgets:
+            if (score.shape[0], budget) not in even:  # it knows no score: one design for every layer
+                uniform = policies["uniform"].with_budget(budget)
+                even[score.shape[0], budget] = uniform.plan(torch.ones_like(score), coins)[0]
+        draws = [_draw(policies, budget, score, coins, even[score.shape[0], budget]) for budget in config.budgets]
         arms = {name: torch.stack([draw[name] for draw in draws])[:, step.group] for name in draws[0]}
         measured = _measure(step, arms, score[step.group], config)
         yield from _rows(measured, step, config, policies["certified"], layer)
@@ -84,11 +89,10 @@ class _Step:
         self.heads = spread_heads(q.shape[1], kv_heads, wanted)
         self.group = [head // (q.shape[1] // kv_heads) for head in self.heads]
         self.steps, self.n, self.scale = q.shape[0], total - q.shape[0], capture.scale
-        self.q = q[None, :, list(self.heads)]  # [1, s, h, d]
         # [1, 1, h, N, d], stored by dimension: the product would turn a copy for each step otherwise
-        self.k = capture.keys[self.group].float().mT.contiguous().mT[None, None]
+        k = capture.keys[self.group].float().mT.contiguous().mT[None, None]
+        self.logits = logits(q[None, :, list(self.heads)], k, self.scale)  # [1, s, h, N], the same for every arm
         self.v = capture.values[self.group].float()[None, None]
-        self.logits: dict[int, Tensor] = {}  # number of arms at once -> their logits, the same for every offset
         # Step j = 1..s sees the n tokens of the document and the j generated ones written so far.
         seen = self.n + torch.arange(1, self.steps + 1, device=q.device)
         self.unseen = (torch.arange(total, device=q.device) >= seen[:, None])[:, None]  # [s, 1, N]
@@ -99,18 +103,17 @@ class _Step:
 
     def attend(self, offset: Tensor) -> tuple[Tensor, Tensor]:
         """Attention with an offset [b, h, n] on the document's tokens: out [b, s, h, d], weight [b, s, h, N]."""
-        arms = len(offset)
-        if arms not in self.logits:
-            self.logits[arms] = logits(self.q.expand(arms, -1, -1, -1), self.k, self.scale)
         log_weight = torch.where(self.unseen, -torch.inf, self.over(offset, 0.0))
-        weight = (self.logits[arms] + log_weight).softmax(-1)
+        weight = (self.logits + log_weight).softmax(-1)
         return weighted_values(weight, self.v), weight
 
 
-def _draw(policies: dict[str, Policy], budget: float, score: Tensor, coins: Tensor) -> dict[str, Tensor]:
-    """The three arms at one budget, [kv_heads, n] each: the same coins, and the same realised counts for top-k."""
+def _draw(policies: dict[str, Policy], budget: float, score: Tensor, coins: Tensor, even: Tensor) -> dict[str, Tensor]:
+    """The three arms at one budget, [kv_heads, n] each: the same coins, and the same realised counts for top-k.
+
+    even: the uniform arm's inclusion probabilities.
+    """
     prob, keep = policies["certified"].with_budget(budget).plan(score, coins)
-    uniform_prob, uniform_keep = policies["uniform"].with_budget(budget).plan(torch.ones_like(score), coins)
     protected = protected_set(score.shape[-1], policies["topk"].sinks, policies["topk"].recent, score.device)
     topk = topk_set(score, keep.sum(-1), protected)
     return {
@@ -118,8 +121,8 @@ def _draw(policies: dict[str, Policy], budget: float, score: Tensor, coins: Tens
         "keep": keep,
         "topk": topk,
         "protected": protected.expand_as(keep),
-        "uniform_prob": uniform_prob,
-        "uniform_keep": uniform_keep,
+        "uniform_prob": even,
+        "uniform_keep": poisson_keep(even, coins),
     }
 
 
