@@ -132,7 +132,13 @@ def main(argv: list[str] | None = None) -> int:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path.relative_to(ROOT)}: no such file; make bench writes it")
-    found: dict[str, Any] = json.loads(path.read_text())
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path.relative_to(ROOT)}: {error}; make bench writes it anew") from error
+    wanted = ("machine", "model", "wall_s", "entries", "beside")
+    if not isinstance(found, dict) or any(name not in found for name in wanted):
+        raise UserError(f"{path.relative_to(ROOT)}: expected the keys {', '.join(wanted)}; make bench writes it anew")
     return found
 
 
