@@ -2,7 +2,7 @@
 ##
 ##   make claim-N        N = 1..7: plan, run the missing cells, judge, print the verdict
 ##   make extension-N    N = 1..6: likewise
-##   make judge-N        judge only, from stored rows; also judge-extension-N
+##   make judge-N        judge only, from stored rows; also judge-claim-N, judge-extension-N
 ##   make judge-all      all of them
 ##   make figures        every figure, table and number of the paper, into paper/figures, paper/tables, paper/numbers
 ##   make paper          the same, and paper/build/main.pdf where LaTeX is
@@ -54,13 +54,13 @@ CLAIMS := $(foreach n,1 2 3 4 5 6 7,claim-$n)
 EXTENSIONS := $(foreach n,1 2 3 4 5 6,extension-$n)
 SLURM := $(CLAIMS:%=slurm-%) $(EXTENSIONS:%=slurm-%) slurm-all
 JUDGE_CLAIMS := $(CLAIMS:claim-%=judge-%)
-JUDGE_EXTENSIONS := $(EXTENSIONS:%=judge-%)
+JUDGE_WHOLE := $(CLAIMS:%=judge-%) $(EXTENSIONS:%=judge-%)
 COMMANDS := claims status plan explain gc readme verify freeze figures paper report demo bench
-.PHONY: judge-all help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS) $(COMMANDS)
+.PHONY: judge-all help setup test test-matrix check retry-failed $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_WHOLE) $(COMMANDS)
 .PHONY: $(SLURM) slurm-status gpu-bench gpu-check
 
 # Refused here, before anything runs; $(error) shows the name without a shell seeing it.
-unknown := $(firstword $(filter-out judge-all slurm-status $(SLURM) $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_EXTENSIONS),\
+unknown := $(firstword $(filter-out judge-all slurm-status $(SLURM) $(CLAIMS) $(EXTENSIONS) $(JUDGE_CLAIMS) $(JUDGE_WHOLE),\
     $(filter claim-% extension-% judge-% slurm-%,$(MAKECMDGOALS))))
 $(if $(unknown),$(error $(unknown): no such claim; there are claim-1 to claim-7 and extension-1 to extension-6))
 
@@ -80,7 +80,7 @@ $(CLAIMS) $(EXTENSIONS): .venv/ready
 $(JUDGE_CLAIMS): judge-%: .venv/ready
 	@$(PY) -m scripts.judge claim-$*
 
-$(JUDGE_EXTENSIONS): judge-%: .venv/ready
+$(JUDGE_WHOLE): judge-%: .venv/ready
 	@$(PY) -m scripts.judge $*
 
 judge-all: .venv/ready

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cert.hf import certified
 from cert.policy import Policy
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="float32").eval()
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 text = pydoc_data.topics.topics["typesseq"] + "\n\nQuestion: are tuples mutable?\nAnswer:"

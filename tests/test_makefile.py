@@ -128,6 +128,7 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
     expected = {f"claim-{n}": ["scripts.claim", f"claim-{n}"] for n in range(1, 8)}
     expected |= {f"extension-{n}": ["scripts.claim", f"extension-{n}"] for n in range(1, 7)}
     expected |= {f"judge-{n}": ["scripts.judge", f"claim-{n}"] for n in range(1, 8)}
+    expected |= {f"judge-claim-{n}": ["scripts.judge", f"claim-{n}"] for n in range(1, 8)}
     expected |= {f"judge-extension-{n}": ["scripts.judge", f"extension-{n}"] for n in range(1, 7)}
     plain = (
         "claims",
@@ -189,7 +190,7 @@ def test_help_is_the_default_and_lists_every_target() -> None:
     page = make(ROOT, "help").stdout
     assert make(ROOT).stdout == page
     listed = set(re.findall(r"^  make ([\w-]+)", page, re.MULTILINE))
-    pattern = r"^(judge|slurm-claim)-(?:extension-)?\d$|^(claim|extension)-\d$"
+    pattern = r"^(judge|slurm-claim)-(?:extension-|claim-)?\d$|^(claim|extension)-\d$"
     general = {re.sub(pattern, r"\1\2-N", name.replace("slurm-extension", "slurm-claim")) for name in commands()}
     assert listed == general
     for name in SETTINGS:
