@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from runs.errors import UserError
-from runs.registry import CLAIMS, IDS, ROOT, Registry
+from runs.registry import CLAIMS, IDS, ROOT, Registry, SafeLoader
 
 PROSE = "prereg/PREREG.md"
 JUDGING = ("analysis/intervals.py", "analysis/verdict.py")  # in every claim's judging digest
@@ -74,7 +74,7 @@ def _config_digest(root: Path, name: str) -> str:
     """Of a configuration as parsed; `file#key` counts that block alone, so that another grid's sizes may join it."""
     path, _, key = name.partition("#")
     try:
-        content = yaml.safe_load(read_text(root, path))
+        content = yaml.load(read_text(root, path), SafeLoader)
         return _json_digest(content[key] if key else content)
     except (yaml.YAMLError, KeyError, TypeError):
         raise UserError(

@@ -9,6 +9,11 @@ from typing import Any
 
 import yaml
 
+try:
+    from yaml import CSafeLoader as SafeLoader  # libyaml's, many times as fast; every wheel of PyYAML has it
+except ImportError:
+    from yaml import SafeLoader  # type: ignore[assignment]
+
 from runs.build import build
 from runs.errors import UserError
 
@@ -170,7 +175,7 @@ class Registry:
         return next(claim.id for claim in self.claims.values() if claim.grid == grid)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(SafeLoader):
     """SafeLoader that refuses a key given twice, of which YAML would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
