@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from checkout import Done, checkout
+from checkout import command as typed
 from conftest import ROOT
 
 from runs.registry import load
@@ -18,28 +19,16 @@ from scripts._cli import settings
 from scripts._grid import configs
 from scripts.compose import compose
 
-Done = subprocess.CompletedProcess[str]
 CELLS = 2 * 6 * 4 + 4 * 2
 
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory) -> Callable[..., Done]:
     """command("claim", "extension-2", ...) is python -m scripts.claim extension-2, in a copy that is frozen."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for folder in ("cert", "runs", "analysis", "scripts", "prereg", "configs", "paper"):
-        ignored = shutil.ignore_patterns("store", "out", "published", "__pycache__")
-        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
-    done = _command(copy, "freeze", STORE=str(copy / "none"))
+    copy = checkout(tmp_path_factory.mktemp("checkout"))
+    done = typed(copy, "freeze", STORE=str(copy / "none"))
     assert done.returncode == 0, done.stderr
-    return partial(_command, copy, STORE=str(copy / "rows"))
-
-
-def _command(folder: Path, module: str, *arguments: str, **variables: str) -> Done:
-    command = [sys.executable, "-m", f"scripts.{module}", *arguments]
-    environment = os.environ | {"PROFILE": "smoke", "WORKERS": "1"} | variables
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    return partial(typed, copy, STORE=str(copy / "rows"), WORKERS="1")
 
 
 @pytest.fixture(scope="module")
