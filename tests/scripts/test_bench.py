@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -137,6 +138,17 @@ def test_no_page_of_a_run_of_some_sections(run, monkeypatch, tmp_path) -> None:
     assert all(f"| `{name}` |" in text for name in STABLE) and (tmp_path / "speed.png").is_file()
     with pytest.raises(UserError, match=r"nothing\.json: no such file"):
         bench.main(["--publish", "--out", "nothing"])
+    for damaged, said in (('{"entries": [', "Expecting value"), ("[]", "expected the keys machine, model, wall_s")):
+        (out / "bench.json").write_text(damaged)
+        with pytest.raises(UserError, match=rf"analysis/out/bench\.json: {said}.*; make bench writes it anew"):
+            bench.main(["--publish"])
+
+
+def test_the_published_page_and_figure_are_of_the_published_run() -> None:
+    published = json.loads((ROOT / "docs" / "speed.json").read_text())
+    assert tuple(entry["name"] for entry in published["entries"]) == STABLE
+    assert (ROOT / "docs" / "speed.md").read_text() == page(published)
+    assert set(published["wall_s"]) == set(_bench.RUN) and (ROOT / "docs" / "speed.png").is_file()
 
 
 # ---------------------------------------------------------------- peers
@@ -176,6 +188,15 @@ def test_peers_take_turns_with_ours(monkeypatch, tmp_path) -> None:
     assert beside["twelve"]["kvpress"] == [24.0] and len(beside["twelve"]["ours"]) == 1
     text = bench_peers.table(beside)
     assert "twelve, kvpress: 24.0 s" in text and "kvpress" in text.splitlines()[3]
+
+
+def test_peak_memory_is_that_of_the_process_itself() -> None:
+    """Started by one that holds more; 64 MiB that it takes itself count."""
+    code = "from scripts._peer import peak_bytes as p; a = p(); x = bytearray(b'1' * 2**26); print(a, p())"
+    held = bytearray(b"1" * 2**29)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert 1e6 < before < after - 2**26 + 1e6 < len(held) / 2
 
 
 def test_a_process_that_dies_is_said() -> None:
