@@ -98,9 +98,9 @@ slurm-status: .venv/ready
 retry-failed: .venv/ready
 	@$(PY) -m scripts.retry_failed
 
-# Two processes: what two cores and 4 GB hold, and half the time.
+# Two processes: what two cores and 4 GB hold, and half the time. In the order of the files: many small tests come last.
 test: .venv/ready
-	@$(PY) -m pytest -q -n 2 --dist loadfile
+	@$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 gpu-check gpu-bench: gpu-%: .venv/ready
 	@$(PY) -m scripts.gpu $*

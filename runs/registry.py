@@ -9,16 +9,12 @@ from typing import Any
 
 import yaml
 
-try:
-    from yaml import CSafeLoader as SafeLoader  # libyaml's, many times as fast; every wheel of PyYAML has it
-except ImportError:
-    from yaml import SafeLoader  # type: ignore[assignment]
-
 from runs.build import build
 from runs.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = "prereg/claims.yaml"
+SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's where there is one, many times as fast
 IDS = tuple(f"claim-{n}" for n in range(1, 8)) + tuple(f"extension-{n}" for n in range(1, 7))
 
 _OPS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}

@@ -31,6 +31,11 @@ hypothesis.settings.register_profile("kvcert", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("kvcert")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The cluster's tests first: they wait more than they compute, and nothing shall wait for them alone in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     """Global generators start equal in every test, whichever ran before (our code takes its seeds as arguments)."""

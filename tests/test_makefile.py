@@ -151,7 +151,10 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
     expected |= {f"slurm-claim-{n}": ["scripts.slurm", f"claim-{n}"] for n in range(1, 8)}
     expected |= {f"slurm-extension-{n}": ["scripts.slurm", f"extension-{n}"] for n in range(1, 7)}
     expected |= {"slurm-all": ["scripts.slurm", "all"], "slurm-status": ["scripts.slurm_status"]}
-    expected |= {"retry-failed": ["scripts.retry_failed"], "test": ["pytest", "-q", "-n", "2", "--dist", "loadfile"]}
+    expected |= {
+        "retry-failed": ["scripts.retry_failed"],
+        "test": "pytest -q -n 2 --dist loadfile --no-loadscope-reorder".split(),
+    }
     got = {target: reports(make(checkout, target))[0]["argv"] for target in expected}
     assert got == {target: ["-m", *argv] for target, argv in expected.items()}
     assert set(commands()) == {*expected, "help", "setup", "check", "test-matrix"}

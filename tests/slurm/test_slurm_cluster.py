@@ -286,9 +286,10 @@ def test_a_study_survives_everything_and_equals_a_local_run(
     cluster.ended(orphaned)
     assert cluster.state(f"{orphaned}_0") == "CANCELLED" and alive(orphan)
 
-    # ---- another job does all of its work, then the orphan goes on to its end: the first complete attempt stays
+    # ---- another job does the rest of its work, then the orphan goes on to its end: the first complete attempt stays
     third, last = study.submit()
-    assert [line.unit for i in range(third.tasks) for line in third.task(i)] == [line.unit for line in second.task(0)]
+    rest = [line.unit for i in range(third.tasks) for line in third.task(i)]
+    assert rest and rest == [line.unit for line in second.task(0)][-len(rest) :]  # it may have published one before
     cluster.ended(last, str(int(last) + 1))
     files = {file.path: file.path.read_bytes() for file in study.store.unit_files()}
     os.kill(orphan, signal.SIGCONT)
