@@ -153,7 +153,7 @@ def test_each_target_calls_its_script(checkout: Path) -> None:
     expected |= {"slurm-all": ["scripts.slurm", "all"], "slurm-status": ["scripts.slurm_status"]}
     expected |= {
         "retry-failed": ["scripts.retry_failed"],
-        "test": "pytest -q -n 2 --dist loadfile --no-loadscope-reorder".split(),
+        "test": ["pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"],
     }
     got = {target: reports(make(checkout, target))[0]["argv"] for target in expected}
     assert got == {target: ["-m", *argv] for target, argv in expected.items()}
