@@ -110,10 +110,10 @@ Written by `python -m scripts.bench --publish` from one run of `make bench`, doc
 ### How to read it
 
 Cases take turns within one run, in reverse order at every second turn, so that what slows the machine slows both. A ratio
-is the median over the turns of this case over that one; beside it stands the distribution-free 95 % interval of that median,
-or the least and the largest of fewer than six turns. On a CPU the clock is the CPU time of one thread, so that other
-processes cost little; they still share its caches and its memory. Compare ratios, not seconds, between machines. A dash
-was not measured, and the entry says why.
+is the median over the turns of this case over that one, and by this median a bound is met or not; beside it stands its
+distribution-free 95 % interval, or the least and the largest of fewer than six turns. On a CPU the clock is the CPU time
+of one thread, so that other processes cost little; they still share its caches and its memory. Compare ratios, not
+seconds, between machines. A dash was not measured, and the entry says why.
 
 A step is one forward of one token through the whole model. `cert` and `plain` serve the same retained rows, checked row by
 row; without certificate nothing is computed for one. `full` is the model's own cache. Arms together are checked against
@@ -121,8 +121,9 @@ the same arms alone, text by text; a matrix product over twelve rows rounds othe
 tokens can fall otherwise. The grids of the study serve with the kernel `reference`, whose rows are published; `auto` takes
 `moments` on a CPU, which keeps three numbers a row beside the keys and values (counted in `cache_bytes_fraction`).
 
-A score is the share of a few planted facts that are answered from a quarter of the cache, the same examples for each: it
-shows that the work compared is of one kind. What eviction costs in answers is measured by claims 3 and 4.
+Among the peers `certified` and `snapkv` are this project's presets, in one process; `kvpress` is that package's SnapKV, in
+another. A score is the share of a few planted facts that are answered from a quarter of the cache, the same examples for
+each: it shows that the work compared is of one kind. What eviction costs in answers is measured by claims 3 and 4.
 
 ### On a GPU
 

@@ -183,7 +183,8 @@ def _next(registry: Registry, claim: Claim, profile: str, request: Request, tall
     if tally.missing:
         return f"make {claim.id}{typed}   runs the missing cells"
     if profile == "smoke":
-        return f"make {claim.id}   the same on a real model"
+        data = f" DATA={shlex.quote(str(request['data']))}" if request["data"] else ""
+        return f"make {claim.id}{data}   the same on a real model"
     same = [f"make {other.id}{typed}" for other in able if other.grid == claim.grid and other != claim]
     return f"{', '.join(same)}   the same rows" if same else "make claims   where every claim stands"
 

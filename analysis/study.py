@@ -102,13 +102,15 @@ def study(
 def asked(store: Store, grid: str, profile: str, request: Request) -> Request:
     """The request under which a store has a grid's plan: the given one, or the only one that differs in the data alone.
 
-    No one place of data is every grid's: real conversations are read from a file, and most grids need none.
+    No one place of data is every grid's: real conversations are read from a file, and most grids need none. Several
+    whose texts and settings are equal are one, typed in several ways.
     """
     if store.plan_path(grid, profile, request).is_file():
         return request
-    stored = [header["request"] for header in store.plans() if (header["grid"], header["profile"]) == (grid, profile)]
-    others = [one for one in stored if {**one, "data": None} == {**request, "data": None}]
-    return others[0] if len(others) == 1 else request
+    stored = [header for header in store.plans() if (header["grid"], header["profile"]) == (grid, profile)]
+    others = [one for one in stored if {**one["request"], "data": None} == {**request, "data": None}]
+    made_of = [(one["design"], one.get("inputs", one["request"]), one["model"]) for one in others]
+    return others[0]["request"] if others and made_of.count(made_of[0]) == len(made_of) else request
 
 
 def elsewhere(typed: Request, result: Mapping[str, Any]) -> str:

@@ -50,6 +50,7 @@ def verdicts(registry: Registry, folder: Path) -> str:
     for claim in registry.claims.values():
         result = read(folder, claim.id)
         outcome, _, rest = (sentence(result) if result else "NOT_EVALUATED not run yet").partition(" ")
+        rest += "".join(f"; {note}" for note in (result or {}).get("population_notes", ()))
         try:
             numbers = "<br>".join(map(_plain, estimates(result))) if result else "-"
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -20,10 +20,12 @@ def main(argv: list[str] | None = None) -> int:
     registry = load(ROOT)
     for claim in registry.claims.values():
         result = read(ROOT / OUT, claim.id)
-        hint = f"not judged yet: make {claim.id}" if claim.judging else "this version cannot run it yet"
+        hint = f"not judged here yet: make {claim.id}" if claim.judging else "this version cannot run it yet"
+        hint += " DATA=..." if claim.grid == "locomo" else ""
         stands = sentence(result) if result else hint
         stands += _doubt(registry, claim.id, result) if result else ""
         print(f"{claim.id:12} {claim.title:28} {stands}")
+    print("published verdicts: README.md and analysis/published; their rows are not part of the checkout")
     return 0
 
 

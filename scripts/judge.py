@@ -3,10 +3,13 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from analysis import figures, judge, text
-from runs.registry import ROOT
+from analysis.study import asked
+from runs.registry import ROOT, load
+from runs.store import Store
 from scripts._cli import Settings, run, settings
 
 
@@ -15,6 +18,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser("python -m scripts.judge", __doc__).parse_args(argv)
     chosen = settings()
     chosen.require_store()
+    if chosen.data is None and (claim := load(ROOT).claim(options.claim)):  # as judge-all: what the rows were made of
+        data = asked(Store(chosen.store), claim.grid, chosen.profile, chosen.request)["data"]
+        chosen = replace(chosen, data=str(data) if data else None)
     show(options.claim, chosen, options.json)
     return 0
 

@@ -153,7 +153,11 @@ def test_a_plan_is_found_wherever_its_data_lay_and_under_no_other_request(tmp_pa
     assert asked(store, "locomo", "laptop", typed) == typed == asked(store, "replay", "smoke", typed)
     assert asked(store, "replay", "smoke", header["request"]) == typed
     made = store.read_plan("locomo", "smoke", header["request"])
-    store.write_plan(replace(made, header=made.header | {"request": typed | {"data": "elsewhere.json"}}))
+    twice = made.header | {"inputs": {"texts": "1"}}, {"request": typed | {"data": "elsewhere.json"}}
+    for header in (twice[0], twice[0] | twice[1]):
+        store.write_plan(replace(made, header=header))
+    assert asked(store, "locomo", "smoke", typed)["data"] == "elsewhere.json", "the same texts, typed in two ways"
+    store.write_plan(replace(made, header=header | {"inputs": {"texts": "2"}}))
     assert asked(store, "locomo", "smoke", typed) == typed, "which of two is meant cannot be known"
 
 

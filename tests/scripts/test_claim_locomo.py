@@ -77,6 +77,12 @@ def test_extension_2_goes_on_from_the_calibration_dialogues(store: str, command)
 def test_the_same_file_typed_as_its_folder_is_another_plan_of_the_same_rows(store: str, data: str, command) -> None:
     done = command("claim", "extension-3", STORE=store, DATA=str(Path(data).parent))
     assert done.returncode == 0 and "all 16 cells are stored, nothing to run" in done.stderr
+    assert f"make extension-3 DATA={Path(data).parent}   the same on a real" in done.stdout
+    assert (
+        json.loads(command("judge", "extension-3", "--json", STORE=store).stdout)["rows"] == 16
+    )  # of either: the same
+    every = command("judge_all", STORE=store).stdout.splitlines()
+    assert not next(line for line in every if line.startswith("extension-3")).endswith("no rows")
 
 
 def test_one_row_is_explained_with_the_command_that_makes_it(store: str, data: str, command) -> None:

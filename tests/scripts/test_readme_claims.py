@@ -59,9 +59,10 @@ def test_claims_lists_all_with_what_they_ask(copy, capsys) -> None:
     write(copy)
     assert claims.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 13
+    assert len(lines) == 14 and lines[-1].startswith("published verdicts: README.md and analysis/published")
     assert " ".join(lines[0].split()) == "claim-1 Coverage KILLED on laptop: a model"
-    assert "not judged yet: make claim-2" in lines[1]
+    assert lines[1].endswith("not judged here yet: make claim-2")
+    assert lines[9].endswith("not judged here yet: make extension-3 DATA=...")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
