@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from runs.errors import UserError
-from runs.registry import CLAIMS, IDS, ROOT, Registry, SafeLoader
+from runs.registry import CLAIMS, IDS, ROOT, YAML_ERRORS, Registry, SafeLoader
 
 PROSE = "prereg/PREREG.md"
 JUDGING = ("analysis/intervals.py", "analysis/verdict.py")  # in every claim's judging digest
@@ -76,7 +76,7 @@ def _config_digest(root: Path, name: str) -> str:
     try:
         content = yaml.load(read_text(root, path), SafeLoader)
         return _json_digest(content[key] if key else content)
-    except (yaml.YAMLError, KeyError, TypeError):
+    except YAML_ERRORS:
         raise UserError(
             f"{path}: expected YAML{f' with a block {key!r}' if key else ''}, as {CLAIMS} names it"
         ) from None

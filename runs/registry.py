@@ -1,5 +1,6 @@
 """prereg/claims.yaml as frozen data: rules, grids, claims. Strict: what the loader does not know it refuses."""
 
+import json
 import math
 import operator
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from runs.errors import UserError
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = "prereg/claims.yaml"
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's where there is one, many times as fast
+# PyYAML lets through what its constructors meet: month 13, a list as a key, a text under !!int, a nesting too deep.
+YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 IDS = tuple(f"claim-{n}" for n in range(1, 8)) + tuple(f"extension-{n}" for n in range(1, 7))
 
 _OPS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
@@ -209,14 +212,15 @@ def load(root: Path = ROOT) -> Registry:
 
 
 def _parse(root: Path) -> dict[str, Any]:
+    blocks = ("rules", "grids", "claims")
     try:
         raw = yaml.load((root / CLAIMS).read_text(encoding="utf-8"), _Loader)
+        whole = isinstance(raw, dict) and set(raw) == {"version", *blocks}
+        json.dumps(raw if whole else None, sort_keys=True)  # as the digests will: a date is no value
     except OSError as error:
         raise UserError(f"{CLAIMS}: {error.strerror}; expected the registered claims") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except YAML_ERRORS as error:
         raise UserError(f"{CLAIMS}: no valid YAML: {' '.join(str(error).split())}") from None
-    blocks = ("rules", "grids", "claims")
-    whole = isinstance(raw, dict) and set(raw) == {"version", *blocks}
     if not whole or not all(isinstance(raw[block], dict) for block in blocks):
         raise UserError(f"{CLAIMS}: expected the key version and the mappings {', '.join(blocks)}, and nothing else")
     return raw

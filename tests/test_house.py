@@ -39,7 +39,8 @@ PACKAGES = ("cert", "runs", "analysis", "scripts")
 LINES_OF_FLOOR = {"cert": 3630, "runs": 3720, "analysis": 2850, "scripts": 2000}
 # Counted apart from the harness they serve: the registered claims, their digests, the freeze and its deviations.
 REGISTRATION = {f"runs/{name}.py" for name in ("registry", "digests", "lock", "prereg", "build")}
-LINES_OF_REGISTRATION = 800
+# 800 was meant for YAML that is sound; what PyYAML stumbles over is refused in one line too.
+LINES_OF_REGISTRATION = 805
 # Likewise: what is asked and how answers are scored, LongBench's protocol, LoCoMo's, our own generator; no harness.
 ASKED = [
     "metrics",

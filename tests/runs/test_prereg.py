@@ -181,6 +181,15 @@ def test_another_block_may_join_a_profile_without_touching_the_replay(root: Path
         ("  level: 0.95", "  level: 0.95\n  level: 0.90", ["level", "twice"]),
         ("rules:\n", "rule:\n", ["rules"]),
         ("claims:\n", "claims: [\n", ["YAML"]),
+        ("version: 1", "version: 2030-13-01", ["YAML", "month"]),
+        ("version: 1", f"version: {'9' * 5000}", ["YAML", "digits"]),
+        ("version: 1", "version: !!int one", ["YAML", "one"]),
+        ("version: 1", "version: !!timestamp one", ["YAML"]),
+        ("version: 1", "version: !!bool one", ["YAML", "one"]),
+        ("version: 1", f"version: {'[' * 5000 + ']' * 5000}", ["YAML", "depth"]),
+        ("rules:\n", "? [rules]\n:\n", ["YAML", "unhashable"]),
+        ("params: {", "params: {since: 2030-01-01, ", ["YAML", "date"]),
+        ("params: {", "params: &p {since: *p, ", ["YAML", "Circular"]),
     ],
 )  # fmt: skip
 def test_loading_refuses_and_names_file_claim_and_key(root: Path, old: str, new: str, words: list[str]) -> None:
