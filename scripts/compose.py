@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runs.build import build
 from runs.config import ROLES, PolicyConfig, RunConfig
 from runs.errors import UserError
-from runs.registry import ROOT
+from runs.registry import ROOT, YAML_ERRORS
 
 CONFIGS = ROOT / "configs"
 
@@ -24,7 +24,7 @@ def compose(overrides: Sequence[str] = (), literal: Mapping[str, str] | None = N
     """The configuration of one run from configs/run.yaml and Hydra overrides.
 
     literal: values by dotted key ("model.source") that are text whatever they hold; Hydra's grammar never sees them.
-    Interpolations are not resolved either: they stay text. Leaves no global state behind.
+    Interpolations stay text too; one that leads nowhere is refused. Leaves no global state behind.
     Raises UserError, one line, for whatever Hydra or the dataclasses refuse: an unknown group option, an unknown key, a
     wrong type, a value out of range, an extra or a missing key.
     """
@@ -35,15 +35,16 @@ def compose(overrides: Sequence[str] = (), literal: Mapping[str, str] | None = N
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed = hydra_compose("run", list(overrides))
         data: Any = OmegaConf.to_container(composed, resolve=False)
+        missing = OmegaConf.missing_keys(composed)  # looks where interpolations lead
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra's, for odd group choices
         raise UserError(_one_line(error, overrides)) from None
-    except (yaml.YAMLError, RecursionError, OSError) as error:
+    except (*YAML_ERRORS, OSError) as error:
         raise UserError(f"a file of configs/: {' '.join(str(error).split())}; expected YAML that can be read") from None
     for key, value in (literal or {}).items():
         section, _, name = key.partition(".")
         if isinstance(data.get(section), dict):  # otherwise build names what is wrong
             data[section][name] = value
-    for key in OmegaConf.missing_keys(composed) - set(literal or {}):
+    for key in missing - set(literal or {}):
         raise UserError(f"config.{key}: no value; expected one (MODEL= gives model.source)")
     return build(RunConfig, _arms(data), "config")
 
