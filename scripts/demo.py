@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cert.gate import Gate, quantile_threshold
+from runs.digests import read_text
+from runs.errors import UserError
 from runs.grid import parts
 from runs.registry import ROOT, load
 from scripts._cli import run, settings
@@ -72,12 +74,18 @@ def divided(questions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def published(model: str, profile: str) -> float | None:
-    """The calibrated threshold of this model in the published result, where there is one of this profile."""
+    """The calibrated threshold of this model in the published result, where there is one of this profile.
+
+    Raises UserError for a result that cannot be read.
+    """
     if not PUBLISHED.is_file():
         return None
-    result = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    found: float | None = result["beside"].get(model, {}).get("threshold") if result["profile"] == profile else None
-    return found
+    try:
+        result = json.loads(read_text(PUBLISHED.parent, PUBLISHED.name))
+        found = result["beside"].get(model, {}).get("threshold") if result["profile"] == profile else None
+        return None if found is None else Gate(found).threshold
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+        raise UserError(f"{PUBLISHED}: {error!r}; expected the JSON that judging writes, or no such file") from error
 
 
 def answered(heard: "Heard") -> "Heard":

@@ -8,6 +8,7 @@ import pytest
 from cert.gate import quantile_threshold
 from cert.hf.call import Gated
 from runs import demo as scenes
+from runs.errors import UserError
 from runs.registry import load
 from scripts import demo
 
@@ -85,6 +86,30 @@ def test_without_a_published_result_there_is_none() -> None:
     assert demo.published(NAME, "smoke") is None
     demo.PUBLISHED.write_text(json.dumps({"profile": "smoke", "beside": {}}))
     assert demo.published(NAME, "smoke") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"profile": "smoke"}',
+        '{"profile": "smoke", "beside": []}',
+        '{"profile": "smoke", "beside": {"tiny random Llama": 3}}',
+        '{"profile": "smoke", "beside": {"tiny random Llama": {"threshold": "high"}}}',
+        '{"profile": "smoke", "beside": {"tiny random Llama": {"threshold": NaN}}}',
+        f'{{"profile": "smoke", "beside": {{"tiny random Llama": {{"threshold": 1{"0" * 400}}}}}}}',
+        "[" * 100_000,
+        b"\xff",
+    ],
+    ids=lambda x: str(x)[:60],
+)
+def test_a_damaged_published_result_is_one_line(text) -> None:
+    demo.PUBLISHED.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=r"extension-2\.json: .*; expected|extension-2\.json: cannot be read"):
+        demo.published(NAME, "smoke")
 
 
 def test_with_a_published_threshold_nothing_is_calibrated(capsys, monkeypatch) -> None:
