@@ -10,6 +10,7 @@ MODEL= is what is served (SmolLM2-135M). One thread. A ratio that could not be m
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -94,12 +95,21 @@ def measured(size: Size, chosen: Sequence[str], usual: Mapping[str, float]) -> d
 
 
 def publish(result: Mapping[str, Any]) -> None:
-    """Write docs/speed.json, the page and the figure of a whole result. Raises UserError for one of some sections."""
+    """Write docs/speed.json, the page and the figure of a whole result.
+
+    Raises UserError, with nothing written, for a result of some sections alone and for a damaged one.
+    """
     if absent := [name for name in RUN if name not in result["wall_s"]]:
         raise UserError(f"--publish: the last run left {absent[0]} out; expected one of make bench")
+    try:
+        text = page(result)
+        draw(result, DOCS, NAME, ("png",))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"--publish: no whole result ({error!r}); make bench writes it anew") from error
+    write(DOCS / f"{NAME}.md", text.encode())
     write(DOCS / f"{NAME}.json", (json.dumps(result, indent=1) + "\n").encode())
-    write(DOCS / f"{NAME}.md", page(result).encode())
-    draw(result, DOCS, NAME, ("png",))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -111,6 +121,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--publish", action="store_true", help="make docs/speed.md of the last run, measure nothing")
     options = parser.parse_args(argv)
     folder = ROOT / OUT
+    if not re.fullmatch(r"\w[\w.-]*", options.out):
+        raise UserError(f"--out {options.out!r}: expected a name of letters, digits, '-', '_' and '.', no path")
     if options.publish:
         publish(_read(folder / f"{options.out}.json"))
         return 0
@@ -121,9 +133,8 @@ def main(argv: list[str] | None = None) -> int:
     published = DOCS / f"{NAME}.json"
     usual = _read(published)["wall_s"] if published.is_file() and not options.quick else {}
     result = measured(size, [name for name in RUN if name in chosen], usual)
-    folder.mkdir(parents=True, exist_ok=True)
+    print(table(result))  # first: minutes of work, whatever comes of the files
     write(folder / f"{options.out}.json", (json.dumps(result, indent=1) + "\n").encode())
-    print(table(result))
     for path in draw(result, folder, options.out):
         print(path.relative_to(ROOT))
     return 0
@@ -134,13 +145,16 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path.relative_to(ROOT)}: no such file; make bench writes it")
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path.relative_to(ROOT)}: {error}; make bench writes it anew") from error
     wanted = ("machine", "model", "wall_s", "entries", "beside")
     if not isinstance(found, dict) or any(name not in found for name in wanted):
         raise UserError(f"{path.relative_to(ROOT)}: expected the keys {', '.join(wanted)}; make bench writes it anew")
+    took = found["wall_s"]
+    if not isinstance(took, dict) or not all(type(seconds) in (int, float) for seconds in took.values()):
+        raise UserError(f"{path.relative_to(ROOT)}: wall_s: expected seconds by section; make bench writes it anew")
     return found
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(run(main, "interrupted; nothing was written"))

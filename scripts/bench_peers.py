@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runs.digests import read_text
 from runs.errors import UserError
 from runs.registry import ROOT
 from runs.timing import Entry, Watch, interval, medians, ratios
@@ -39,7 +40,8 @@ class Size:
 def environment() -> Path:
     """The Python of the environment, made where it is not there yet. Raises UserError where pip cannot."""
     python, stamp = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "ready"
-    if stamp.is_file() and stamp.read_text() == PINS.read_text():
+    pins = read_text(PINS.parent, PINS.name)
+    if python.is_file() and stamp.is_file() and stamp.read_bytes() == pins.encode():
         return python
     packages = ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     mine = next(path for path in sys.path if path.endswith("site-packages"))
@@ -51,7 +53,7 @@ def environment() -> Path:
         _told([str(python), "-c", "import kvpress"])
     except OSError as error:
         raise UserError(f"{ENVIRONMENT}: {error.strerror or error}") from error
-    stamp.write_text(PINS.read_text())
+    stamp.write_bytes(pins.encode())
     return python
 
 
@@ -64,7 +66,7 @@ def _told(command: Sequence[str]) -> None:
 
 @contextmanager
 def worker(command: Sequence[str]) -> Iterator[Any]:
-    """A function that asks a process one request at a time, until the block ends. Raises RuntimeError where it dies."""
+    """A function that asks a process one request at a time, until the block ends. Raises UserError where it dies."""
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     answers, requests = process.stdout, process.stdin
@@ -75,7 +77,7 @@ def worker(command: Sequence[str]) -> Iterator[Any]:
             requests.flush()
         line = answers.readline()
         if not line:
-            raise RuntimeError(f"{' '.join(command[1:3])} ended with {process.wait()}")
+            raise UserError(f"{' '.join(command[1:3])} ended with {process.wait()}; expected an answer")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -189,4 +191,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(run(main, "interrupted"))

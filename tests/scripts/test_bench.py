@@ -138,10 +138,51 @@ def test_no_page_of_a_run_of_some_sections(run, monkeypatch, tmp_path) -> None:
     assert all(f"| `{name}` |" in text for name in STABLE) and (tmp_path / "speed.png").is_file()
     with pytest.raises(UserError, match=r"nothing\.json: no such file"):
         bench.main(["--publish", "--out", "nothing"])
-    for damaged, said in (('{"entries": [', "Expecting value"), ("[]", "expected the keys machine, model, wall_s")):
-        (out / "bench.json").write_text(damaged)
-        with pytest.raises(UserError, match=rf"analysis/out/bench\.json: {said}.*; make bench writes it anew"):
-            bench.main(["--publish"])
+
+
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        ('{"entries": [', "Expecting value"),
+        ("[]", "expected the keys machine, model, wall_s"),
+        ("[" * 100_000, "maximum recursion"),
+        ({"wall_s": 3}, "wall_s: expected seconds"),
+        ({"wall_s": dict.fromkeys(_bench.RUN, "3")}, "wall_s: expected seconds"),
+        ({"entries": [{"name": "replay_over_loop"}]}, "no whole result"),
+        ({"entries": [dict.fromkeys(FIELDS, "1")]}, "no whole result"),
+        ({"machine": []}, "no whole result"),
+        ({"beside": {"growth": 3}}, "no whole result"),
+        ({"beside": {"decode_s": {"full": "slow"}}}, "no whole result"),
+    ],
+    ids=lambda x: str(x)[:40],
+)  # fmt: skip
+def test_a_damaged_result_is_one_line_and_publishes_nothing(run, monkeypatch, tmp_path, damaged, said) -> None:
+    whole = run[0] | {"wall_s": dict.fromkeys(_bench.RUN, 30.0)}
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "DOCS", tmp_path / "docs")
+    path = tmp_path / "analysis" / "out" / "bench.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(damaged if isinstance(damaged, str) else json.dumps(whole | damaged))
+    with pytest.raises(UserError, match=rf"{said}.*; make bench writes it anew"):
+        bench.main(["--publish"])
+    assert not (tmp_path / "docs").exists()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "/tmp/x", "a/b", ".", "..", "a\n", "-x"])
+def test_the_name_of_the_files_is_no_path(name: str) -> None:
+    for more in (["--publish"], ["--quick", "--only", "decode"]):
+        with pytest.raises(UserError, match=r"--out .*: expected a name"):
+            bench.main([f"--out={name}", *more])
+
+
+def test_what_cannot_be_written_is_shown_all_the_same(run, monkeypatch, tmp_path, capsys) -> None:
+    """A file where the folder should be: the table is printed, then one line says what was in the way."""
+    (tmp_path / "analysis").write_text("")
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "measured", lambda *_: run[0])
+    with pytest.raises(UserError, match="cannot write"):
+        bench.main(["--quick"])
+    assert "decode_cert_over_plain" in capsys.readouterr().out
 
 
 def test_the_published_page_and_figure_are_of_the_published_run() -> None:
@@ -201,7 +242,7 @@ def test_peak_memory_is_that_of_the_process_itself() -> None:
 
 def test_a_process_that_dies_is_said() -> None:
     dies = [sys.executable, "-c", "raise SystemExit(3)"]
-    with bench_peers.worker(dies) as ask, pytest.raises(RuntimeError, match="ended with 3"):
+    with bench_peers.worker(dies) as ask, pytest.raises(UserError, match="ended with 3"):
         ask({"do": "one", "ids": list(range(50_000))})
 
 
@@ -218,6 +259,30 @@ def test_without_kvpress_its_entries_say_why(monkeypatch, tmp_path, capsys) -> N
         assert entry.ratio is None and re.match("kvpress could not be installed: .*kvpress==0", str(entry.why))
         assert "\n" not in entry.why
     assert not (tmp_path / "venv" / "ready").exists() and not told.beside
+
+
+def test_an_environment_is_taken_for_ready_only_with_its_python_and_pins(monkeypatch, tmp_path) -> None:
+    """A stamp of other pins, or beside no Python, is none; pins that are gone or no text are one line."""
+    pins, venv = tmp_path / "pins", tmp_path / "venv"
+    monkeypatch.setattr(bench_peers, "PINS", pins)
+    monkeypatch.setattr(bench_peers, "ENVIRONMENT", venv)
+    packages = venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
+    (venv / "bin").mkdir()
+    made: list[list[str]] = []
+    monkeypatch.setattr(bench_peers, "_told", made.append)
+    for wanted, python, again in (("1", False, True), ("1", True, False), ("1", False, True), ("2", True, True)):
+        pins.write_text(f"kvpress=={wanted}\n")
+        (venv / "bin" / "python").touch() if python else (venv / "bin" / "python").unlink(missing_ok=True)
+        made.clear()
+        bench_peers.environment()
+        assert bool(made) is again and (venv / "ready").read_text() == pins.read_text()
+    pins.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="pins: cannot be read"):
+        bench_peers.environment()
+    pins.unlink()
+    with pytest.raises(UserError, match="pins: cannot be read"):
+        bench_peers.environment()
 
 
 def test_a_model_that_kvpress_cannot_load_is_refused(monkeypatch) -> None:
