@@ -43,10 +43,13 @@ def command(folder: Path, module: str, *arguments: str, **variables: str) -> Don
         assert warm.stdin and warm.stdout
         warm.stdin.write(json.dumps(request) + "\n")
         warm.stdin.flush()
-        if not select.select([warm.stdout], [], [], PATIENCE_S)[0]:
-            warm.kill()
+        answer = warm.stdout.readline() if select.select([warm.stdout], [], [], PATIENCE_S)[0] else ""
+        if not answer:  # or the interpreter itself has ended: the next command gets another one
+            _warm.cache_clear()
+            with warm:
+                warm.kill()
             raise TimeoutError(f"scripts.{module} {' '.join(arguments)}: no end in {PATIENCE_S} s: {err.read_text()}")
-        status = int(warm.stdout.readline())
+        status = int(answer)
         return Done([f"scripts.{module}", *arguments], status, out.read_text(), err.read_text())
 
 

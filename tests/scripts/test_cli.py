@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkout import command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,3 +35,12 @@ def test_a_command_that_stores_nothing_does_not_say_so_when_interrupted(capsys: 
 
     assert _cli.run(stopped, "interrupted") == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_test_that_ends_the_interpreter_of_the_commands_spoils_no_other(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "ends.py").write_text("import os\nos.kill(os.getppid(), 9)\n")
+    (tmp_path / "scripts" / "says.py").write_text("print('here')\n")
+    with pytest.raises(TimeoutError, match=r"scripts\.ends"):
+        command(tmp_path, "ends")
+    assert command(tmp_path, "says").stdout == "here\n"
