@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteriaList
 
+from cert.design import SPARE
 from cert.gate import Gate
 from cert.hf import CertifiedCache, Session, certified
 from cert.hf.call import Gated
@@ -59,6 +60,7 @@ class Scene:
         size = (grid.facts, grid.ctx_tokens, grid.text_seed)
         self.conversation: Conversation = dialogue(TASK, self.turns, *size, 0)
         self.policy: Policy = policy_of(part.config.policies[0]).with_budget(grid.budget)
+        self.least = self.policy.sinks + self.policy.recent + SPARE  # tokens a head, whatever the budget
         self.delta, self.seed = grid.delta, grid.seed
 
     def open(self, model: PreTrainedModel) -> Any:

@@ -99,6 +99,10 @@ def publish(result: Mapping[str, Any]) -> None:
 
     Raises UserError, with nothing written, for a result of some sections alone and for a damaged one.
     """
+    if result["model"] == QUICK.model:
+        raise UserError(
+            "--publish: the last run was a quick one, whose figures mean nothing; expected one of make bench"
+        )
     if absent := [name for name in RUN if name not in result["wall_s"]]:
         raise UserError(f"--publish: the last run left {absent[0]} out; expected one of make bench")
     try:
@@ -117,10 +121,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.bench", description=__doc__)
     parser.add_argument("--only", help="some of " + ",".join(RUN))
     parser.add_argument("--quick", action="store_true", help="a tiny random model, seconds; the figures mean nothing")
-    parser.add_argument("--out", default="bench", help="name of the files in analysis/out")
+    parser.add_argument("--out", help="name of the files in analysis/out: bench, of a quick run bench-quick")
     parser.add_argument("--publish", action="store_true", help="make docs/speed.md of the last run, measure nothing")
     options = parser.parse_args(argv)
     folder = ROOT / OUT
+    if options.out is None:
+        options.out = "bench-quick" if options.quick else "bench"
     if not re.fullmatch(r"\w[\w.-]*", options.out):
         raise UserError(f"--out {options.out!r}: expected a name of letters, digits, '-', '_' and '.', no path")
     if options.publish:
@@ -133,6 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     published = DOCS / f"{NAME}.json"
     usual = _read(published)["wall_s"] if published.is_file() and not options.quick else {}
     result = measured(size, [name for name in RUN if name in chosen], usual)
+    if options.quick:
+        print("a tiny random model: these figures mean nothing, met or not\n")
     print(table(result))  # first: minutes of work, whatever comes of the files
     write(folder / f"{options.out}.json", (json.dumps(result, indent=1) + "\n").encode())
     for path in draw(result, folder, options.out):

@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     scene = Scene(part)
     said(
         f"{part.model}: a conversation of {len(scene.conversation.turns)} turns. After each its cache is compressed to "
-        f"{100 * (scene.policy.budget or 1):g} % of what was said; kept: tokens a head, on average."
+        f"{100 * (scene.policy.budget or 1):g} % of what was said, never below {scene.least} tokens a head: the first, "
+        "the latest, and some to sample. Kept: tokens a head, on average."
     )
     with scene.open(load_model(part.source)) as session:
         for number, told in enumerate(scene.streamed(session), 1):
@@ -117,7 +118,11 @@ def table(heard: Sequence["Heard"], history: tuple[int, int], wall_s: float) -> 
     peak = max((one.gated.peak_bytes or 0 for one in heard), default=0)
     line()
     line(f"cache of the history     {kept / 1e6:6.1f} MB compressed, {whole / 1e6:.1f} MB in full")
-    line(f"at most in memory        {peak / 1e6:6.1f} MB, both while recomputing" if peak else "nothing recomputed")
+    line(
+        f"at most in memory        {peak / 1e6:6.1f} MB: compressed, the question's copy, in full"
+        if peak
+        else "nothing recomputed"
+    )
     line(f"time                     {wall_s:6.0f} s, loading included")
 
 

@@ -35,7 +35,7 @@ def run(tmp_path_factory):
         patch.setattr("builtins.print", lambda *x, **k: lines.append(" ".join(map(str, x))))
         assert bench.main(["--quick", "--only", CPU]) == 0
     out = folder / "analysis" / "out"
-    return json.loads((out / "bench.json").read_text()), "\n".join(lines), out
+    return json.loads((out / "bench-quick.json").read_text()), "\n".join(lines), out
 
 
 def test_every_stable_name_is_there_with_a_ratio_or_a_reason(run) -> None:
@@ -75,7 +75,8 @@ def test_the_table_and_the_figure_show_it(run) -> None:
         (line,) = (line for line in printed.splitlines() if line.startswith(f"{entry['name']} "))
         assert (entry["why"] in line) if entry["why"] else (f"{entry['ratio']:.3g} [" in line)
     assert "12 of 12" in printed and "the replay's arithmetic takes" in printed
-    for name in ("bench.png", "bench.pdf"):
+    assert "a tiny random model: these figures mean nothing" in printed
+    for name in ("bench-quick.png", "bench-quick.pdf"):
         assert (out / name).stat().st_size > 5000 and f"analysis/out/{name}" in printed
 
 
@@ -129,12 +130,16 @@ def test_no_page_of_a_run_of_some_sections(run, monkeypatch, tmp_path) -> None:
     result, _, out = run
     monkeypatch.setattr(bench, "ROOT", out.parents[1])
     monkeypatch.setattr(bench, "DOCS", tmp_path)
+    with pytest.raises(UserError, match="the last run was a quick one, whose figures mean nothing"):
+        bench.main(["--publish", "--quick"])
+    real = result | {"model": "another"}
+    (out / "bench.json").write_text(json.dumps(real))
     with pytest.raises(UserError, match="the last run left peers out; expected one of make bench"):
         bench.main(["--publish"])
     assert not list(tmp_path.iterdir())
-    bench.publish(result | {"wall_s": dict.fromkeys(_bench.RUN, 30.0)})
+    bench.publish(real | {"wall_s": dict.fromkeys(_bench.RUN, 30.0)})
     text = (tmp_path / "speed.md").read_text()
-    assert text == page(json.loads((tmp_path / "speed.json").read_text())) and "tiny; 3 minutes" in text
+    assert text == page(json.loads((tmp_path / "speed.json").read_text())) and "another; 3 minutes" in text
     assert all(f"| `{name}` |" in text for name in STABLE) and (tmp_path / "speed.png").is_file()
     with pytest.raises(UserError, match=r"nothing\.json: no such file"):
         bench.main(["--publish", "--out", "nothing"])
@@ -157,7 +162,7 @@ def test_no_page_of_a_run_of_some_sections(run, monkeypatch, tmp_path) -> None:
     ids=lambda x: str(x)[:40],
 )  # fmt: skip
 def test_a_damaged_result_is_one_line_and_publishes_nothing(run, monkeypatch, tmp_path, damaged, said) -> None:
-    whole = run[0] | {"wall_s": dict.fromkeys(_bench.RUN, 30.0)}
+    whole = run[0] | {"model": "another", "wall_s": dict.fromkeys(_bench.RUN, 30.0)}
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     monkeypatch.setattr(bench, "DOCS", tmp_path / "docs")
     path = tmp_path / "analysis" / "out" / "bench.json"

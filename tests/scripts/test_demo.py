@@ -139,7 +139,7 @@ def test_the_table_adds_up(capsys) -> None:
     page = capsys.readouterr().out
     numbers = [re.findall(r"[\d,.]+", text) for text in page.splitlines() if re.match("answered|recomputed", text)]
     assert numbers == [["2", "1", "1", "0"], ["3", "2", "1", "2,201"]]
-    assert "1.0 MB compressed, 10.0 MB in full" in page and "2.0 MB, both" in page and " 3 s," in page
+    assert "1.0 MB compressed, 10.0 MB in full" in page and "2.0 MB: compressed" in page and " 3 s," in page
     demo.table(stood, (10**7, 10**6), 3.4)
     assert "nothing recomputed" in capsys.readouterr().out
 
