@@ -134,6 +134,6 @@ each: it shows that the work compared is of one kind. What eviction costs in ans
 against torch's scaled_dot_product_attention on the same rows, and against the bytes that must be read over the bandwidth
 that a copy reaches. Each case is one CUDA graph over more rows than the L2 cache holds. A session takes the Triton
 kernel on its own only where a trial on that device, at its first use, gave the numbers of the reference;
-`session.summary()["kernel_why"]` says so, or why not. Here the kernel was tested interpreted, on a CPU: until a
-`bench-gpu.json` is shown nothing is claimed of its speed.
+`session.summary()["kernel_why"]` says so, or why not. The kernel was tested interpreted, on a CPU, and compiled for
+sm_80 and sm_90; it has run on no GPU yet, and until a `bench-gpu.json` is shown nothing is claimed of its speed.
 """
