@@ -66,4 +66,6 @@ class FakeSlurm:
         return [words for name, *words in lines if name == tool and not set(without) & set(words)]
 
     def _write(self) -> None:
-        (self.folder / "answers").write_text(json.dumps([*self._own, *ANSWERS]))
+        half = self.folder / "answers.new"  # a tool that runs meanwhile reads the old answers or the new
+        half.write_text(json.dumps([*self._own, *ANSWERS]))
+        half.replace(self.folder / "answers")
