@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.estimands import Cells, strata
 from analysis.judge import REGISTERED, Judged, Request, judge
+from runs.cells import alike
 from runs.registry import ROOT, Claim, Registry, Rules, load
 from runs.store import Store
 
@@ -109,8 +110,7 @@ def asked(store: Store, grid: str, profile: str, request: Request) -> Request:
         return request
     stored = [header for header in store.plans() if (header["grid"], header["profile"]) == (grid, profile)]
     others = [one for one in stored if {**one["request"], "data": None} == {**request, "data": None}]
-    made_of = [(one["design"], one.get("inputs", one["request"]), one["model"]) for one in others]
-    return others[0]["request"] if others and made_of.count(made_of[0]) == len(made_of) else request
+    return others[0]["request"] if others and all(alike(others[0], one) for one in others[1:]) else request
 
 
 def elsewhere(typed: Request, result: Mapping[str, Any]) -> str:

@@ -70,6 +70,11 @@ def unit_id(design: str, cells: Sequence[str]) -> str:
     return content_id([design, list(cells)])
 
 
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two plan headers are of one design, one model and equal inputs, whatever was typed; known ones only."""
+    return all(key in one and key in other and one[key] == other[key] for key in ("design", "inputs", "model"))
+
+
 def id_prefix(text: str) -> str:
     """Return an id, or the beginning of one, in lower case; anything but 4 to 24 hex digits is a UserError."""
     if not re.fullmatch(rf"[0-9a-f]{{4,{ID_LENGTH}}}", text.lower()):

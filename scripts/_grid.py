@@ -1,7 +1,7 @@
 """A grid from the user's settings: its plan stored before its first cell, what is missing run, what was done said."""
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from analysis.classes import too_few
-from runs.cells import Plan
+from runs.cells import Plan, alike
 from runs.config import RunConfig
 from runs.digests import grid_digest
 from runs.errors import UserError
@@ -85,7 +85,7 @@ def stored_plan(settings: Settings, registry: Registry, grid: str, write: bool =
     store, mine = Store(settings.store), parts(configs(settings, registry, grid), settings.data, grid)
     wanted = header_of(settings, registry, grid, mine)
     plan = store.read_plan(grid, settings.profile, settings.request)
-    if plan is not None and holds(plan, wanted):
+    if plan is not None and alike(plan.header, wanted):
         return Planned(plan, mine, None)
     # Only a new plan needs the tokenizer, and with it torch and transformers: a finished one is judged in seconds.
     from runs import prepare
@@ -111,11 +111,6 @@ def calibrate(settings: Settings, registry: Registry, claim: Claim) -> int:
     plain, task = lent(settings, claim)
     designs = accept(ROOT, registry.owner(claim.calibration), registry).grids
     return compute(plain, registry, claim.calibration, designs, task=task)
-
-
-def holds(plan: Plan, wanted: Mapping[str, Any]) -> bool:
-    """Whether a stored plan is what a request with this header would make now."""
-    return all(plan.header[key] == wanted[key] for key in ("design", "inputs", "model"))
 
 
 def to_do(store: Store, plan: Plan, designs: Collection[str], task: str | None = None) -> list[str]:

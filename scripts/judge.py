@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis import figures, judge, text
 from analysis.study import asked
-from runs.registry import ROOT, load
+from runs.registry import ROOT, Claim, load
 from runs.store import Store
 from scripts._cli import Settings, run, settings
 
@@ -18,11 +18,16 @@ def main(argv: list[str] | None = None) -> int:
     options = parser("python -m scripts.judge", __doc__).parse_args(argv)
     chosen = settings()
     chosen.require_store()
-    if chosen.data is None and (claim := load(ROOT).claim(options.claim)):  # as judge-all: what the rows were made of
-        data = asked(Store(chosen.store), claim.grid, chosen.profile, chosen.request)["data"]
-        chosen = replace(chosen, data=str(data) if data else None)
+    if chosen.data is None:
+        chosen = found_in(chosen, load(ROOT).claim(options.claim))
     show(options.claim, chosen, options.json)
     return 0
+
+
+def found_in(chosen: Settings, claim: Claim) -> Settings:
+    """The settings with the DATA under which the store has the rows of a claim's grid."""
+    data = asked(Store(chosen.store), claim.grid, chosen.profile, chosen.request)["data"]
+    return replace(chosen, data=str(data) if data else None)
 
 
 def parser(program: str, says: str | None) -> argparse.ArgumentParser:

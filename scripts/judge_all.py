@@ -2,14 +2,12 @@
 
 import argparse
 import sys
-from dataclasses import replace
 
-from analysis.study import asked, elsewhere
+from analysis.study import elsewhere
 from analysis.text import sentence
 from runs.registry import ROOT, load
-from runs.store import Store
 from scripts._cli import run, settings
-from scripts.judge import judged
+from scripts.judge import found_in, judged
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,8 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     chosen = settings()
     chosen.require_store()
     for claim in load(ROOT).claims.values():
-        data = asked(Store(chosen.store), claim.grid, chosen.profile, chosen.request)["data"]
-        found, _ = judged(claim.id, replace(chosen, data=str(data) if data else None))
+        found, _ = judged(claim.id, found_in(chosen, claim))
         print(f"{claim.id:12} {claim.title:28} {sentence(found.result)}", flush=True)
         if said := elsewhere(chosen.request, found.result):
             print(f"{'':12} {said}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from runs import slurm, slurm_client
+from runs.cells import alike
 from runs.config_launcher import LauncherConfig
 from runs.errors import UserError
 from runs.grid import parts
@@ -23,7 +24,7 @@ from runs.registry import ROOT, Registry, load
 from runs.slurm import Line, Manifest
 from runs.store import Store
 from scripts._cli import Settings, run
-from scripts._grid import configs, header_of, holds
+from scripts._grid import configs, header_of
 
 
 class Ended(BaseException):
@@ -114,7 +115,7 @@ def _compute(
         raise UserError(f"grid {grid}: its plan is another one than this run was submitted with; expected a new submit")
     chosen = Settings(made.profile, None, None, store.root, 1, None, ()).of(made.profile, asked.request)
     mine = parts(configs(chosen, registry, grid), chosen.data, grid)
-    if not holds(plan, header_of(chosen, registry, grid, mine)):
+    if not alike(plan.header, header_of(chosen, registry, grid, mine)):
         raise UserError(
             f"grid {grid}: another model, text or code than planned, on {socket.gethostname()}; expected those"
         )
