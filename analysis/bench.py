@@ -70,7 +70,7 @@ def beside(result: Result) -> list[str]:
         score = found["peers"]["score"].get(name)
         said = f"{name}: peak memory {one['peak_bytes'] / 1e6:.0f} MB, cache {one['cache_bytes'] / 1e6:.1f} MB"
         lines.append(said + ("" if score is None else f", score {score:.2f}"))
-    if full := found.get("peers", {}).get("score", {}).get("full"):
+    if (full := found.get("peers", {}).get("score", {}).get("full")) is not None:
         lines.append(f"with the full cache: score {full:.2f}")
     for case in found.get("kernel_cases", []):
         said = ", ".join(f"{name} {x['ratio']:.2f}" for name, x in case["certified_over"].items())

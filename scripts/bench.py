@@ -108,9 +108,9 @@ def publish(result: Mapping[str, Any]) -> None:
     try:
         text = page(result)
         draw(result, DOCS, NAME, ("png",))
+    except UserError:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"--publish: no whole result ({error!r}); make bench writes it anew") from error
     write(DOCS / f"{NAME}.md", text.encode())
     write(DOCS / f"{NAME}.json", (json.dumps(result, indent=1) + "\n").encode())

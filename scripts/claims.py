@@ -20,8 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     registry = load(ROOT)
     for claim in registry.claims.values():
         result = read(ROOT / OUT, claim.id)
-        hint = f"not judged here yet: make {claim.id}" if claim.judging else "this version cannot run it yet"
-        hint += " DATA=..." if claim.grid == "locomo" else ""
+        typed = f"make {claim.id}{' DATA=...' if claim.grid == 'locomo' else ''}"
+        hint = f"not judged here yet: {typed}" if claim.judging else "this version cannot run it yet"
         stands = sentence(result) if result else hint
         stands += _doubt(registry, claim.id, result) if result else ""
         print(f"{claim.id:12} {claim.title:28} {stands}")

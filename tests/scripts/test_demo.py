@@ -9,8 +9,10 @@ from cert.gate import quantile_threshold
 from cert.hf.call import Gated
 from runs import demo as scenes
 from runs.errors import UserError
+from runs.kinds import policy_of
 from runs.registry import load
 from scripts import demo
+from scripts.compose import compose
 
 RHO = load().claims["extension-2"].params["rho"]
 NAME = "tiny random Llama"
@@ -48,6 +50,9 @@ def test_the_page_says_what_the_gate_did(capsys, monkeypatch) -> None:
     monkeypatch.setattr(scenes.Scene, "heard", noting)
     page = shown(capsys)
     assert max(map(len, page.splitlines())) <= 80 and all(c.isprintable() or c == "\n" for c in page)
+    (least,) = re.findall(r"never below (\d+) tokens", " ".join(page.split()))
+    policy = compose(["profile=smoke"]).policies[0]
+    assert int(least) == policy_of(policy).with_budget(1e-6).tokens(100_000)[0]
     turns = re.findall(r"^turn +(\d+)  .* +([\d,]+) fed +([\d,]+) kept$", page, re.MULTILINE)
     assert [int(number) for number, _, _ in turns] == list(range(1, 31))
     fed, kept = ([int(turn[i].replace(",", "")) for turn in turns] for i in (1, 2))

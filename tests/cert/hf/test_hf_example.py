@@ -24,6 +24,12 @@ def test_the_example_runs_and_the_page_shows_its_output(
     assert len(EXAMPLE.read_text().splitlines()) <= 36
 
 
+def test_without_a_model_the_example_says_how_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["certify_generation"])
+    with pytest.raises(SystemExit, match=r"python -m examples\.certify_generation MODEL"):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
 def test_the_code_of_the_page_is_python_that_names_what_exists() -> None:
     from cert.hf import Session
 
